@@ -1,0 +1,104 @@
+"""``easyscale run``: train a script on worker processes of this machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from easyscale.cli import options
+
+if TYPE_CHECKING:
+    from easyscale.launch.run import RunResult
+
+
+@click.command("run", context_settings=options.SCRIPT_CONTEXT)
+@click.option("--ests", type=int, metavar="N", help="Number of ESTs (logical workers).  [default: as many as workers]")
+@click.option("--workers", metavar="W", help="Number of worker processes.  [default: 1]")
+@click.option("--placement", metavar="P", help='Which ESTs each worker runs, such as "0,1,2|3".')
+@options.job_options
+@click.option("--name", metavar="NAME", help="Name of the run.  [default: from script and time]")
+@click.option("--run-dir", default="runs", show_default=True, metavar="DIR", help="Where folders of runs are kept.")
+@click.option("--quiet", is_flag=True, help="Show the script's output and errors, nothing else.")
+@click.option("--json", "is_json", is_flag=True, help="Print the result as JSON; the script's output goes to stderr.")
+@options.script_arguments
+def run_command(
+    ests: int | None,
+    workers: str | None,
+    placement: str | None,
+    name: str | None,
+    run_dir: str,
+    quiet: bool,
+    is_json: bool,
+    script: str,
+    args: tuple[str, ...],
+    **job: Any,
+) -> int:
+    """Run SCRIPT with its ARGS as a job of ESTs on worker processes.
+
+    The job's numbers depend on the number of ESTs, never on the number of workers.
+    """
+    from easyscale.cli.console import RunConsole
+    from easyscale.launch.folder import RunFolder
+    from easyscale.launch.forkserver import running_forkserver
+    from easyscale.launch.run import run
+    from easyscale.launch.spec import RunSpec
+
+    chosen = options.chosen_placement(ests, workers, placement)
+    spec = RunSpec(
+        script=options.existing_script(script, args),
+        placement=chosen,
+        is_num_ests_explicit=ests is not None or placement is not None,
+        overrides=options.overrides_of(job, chosen.num_ests),
+    )
+    folder = RunFolder.create(Path(run_dir), name, script)
+    console = RunConsole(is_quiet=quiet, is_stdout_taken=is_json)
+    with running_forkserver():
+        result = run(spec, folder, console)
+    console.clear()
+    print_end(result, is_quiet=quiet)
+    if is_json:
+        click.echo(json.dumps(result.to_json(), indent=2))
+    return result.exit_code
+
+
+def print_end(result: RunResult, *, is_quiet: bool) -> None:
+    """The last lines of a run, on standard error."""
+    if result.state == "finished":
+        if not is_quiet:
+            print(f"finished: {_summary(result)}, {result.folder.path}", file=sys.stderr)
+        return
+    if result.failure is None:
+        print(f"easyscale: {result.error} after {_count(result.global_steps, 'global step')}", file=sys.stderr)
+        return
+    print_failure(result)
+
+
+def print_failure(result: RunResult) -> None:
+    """The user's traceback, or one sentence, and where it happened."""
+    cause = result.failure
+    if cause is None:
+        return
+    if cause.kind == "error":
+        print(cause.details, file=sys.stderr, end="")
+    else:
+        print(f"easyscale: {cause.message}", file=sys.stderr)
+        print(cause.details, file=sys.stderr, end="")
+    if cause.where:
+        print(f"easyscale: {cause.where}", file=sys.stderr)
+
+
+def _summary(result: RunResult) -> str:
+    workers = _count(result.num_workers, "worker")
+    if result.num_ests is None:
+        return f"the script opened no session, {workers}"
+    digest = f", digest {result.digest[:12]}…" if result.digest else ""
+    steps = _count(result.global_steps, "global step")
+    return f"{steps}, {_count(result.num_ests, 'EST')} on {workers}{digest}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

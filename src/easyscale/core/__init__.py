@@ -1,0 +1,1 @@
+"""Shared vocabulary: frozen values, standard library only. Every process may import this."""

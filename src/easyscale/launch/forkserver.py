@@ -1,0 +1,81 @@
+"""The process that has torch imported and forks workers from there, in milliseconds instead of seconds.
+
+Runs in the launcher. It serves any number of runs one after another; nothing of it is left behind.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import forkserver, resource_tracker
+
+from easyscale.launch import child
+
+_TRACKER_S = 2.0
+"""Python's resource tracker removes shared memory that killed processes left behind; that is worth a moment."""
+
+
+@contextmanager
+def running_forkserver() -> Iterator[None]:
+    """Within the block a forkserver runs; at its end it is gone, and so is Python's resource tracker."""
+    server, tracker = forkserver._forkserver, resource_tracker._resource_tracker
+    was_tracked = _pid_of(tracker) is not None
+    multiprocessing.set_forkserver_preload(child.PRELOAD)
+    try:
+        # First: it protects itself, and unblocks signals here when it is started.
+        resource_tracker.ensure_running()
+        with _blocked(child.STOP_SIGNALS):
+            forkserver.ensure_running()
+        yield
+    finally:
+        # Its workers are gone; a polite end would only unload torch, which takes longer than a short run.
+        _stop(server._stop, _pid_of(server), patience_s=0.0)  # type: ignore[attr-defined]
+        if not was_tracked:
+            _stop(tracker._stop, _pid_of(tracker), patience_s=_TRACKER_S)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def hidden_main_module() -> Iterator[None]:
+    """Hide our ``__main__`` from workers: multiprocessing would run it in each, and they get the user's script."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+@contextmanager
+def _blocked(signals: set[signal.Signals]) -> Iterator[None]:
+    """A process started meanwhile never sees these signals, even when a terminal sends them to the whole group.
+
+    A forkserver that died of Ctrl-C would take the news of its workers' ends with it. Workers unblock them.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _pid_of(helper: object) -> int | None:
+    return getattr(helper, "_forkserver_pid", None) or getattr(helper, "_pid", None)
+
+
+def _stop(stop: Callable[[], None], pid: int | None, patience_s: float) -> None:
+    """End a helper process. It waits for all who hold its pipe; a stray grandchild of a script must not keep us."""
+    if pid is None:
+        return
+    waiting = threading.Thread(target=stop, daemon=True)
+    waiting.start()
+    waiting.join(patience_s)
+    if waiting.is_alive():
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        waiting.join()

@@ -1,0 +1,44 @@
+"""What the launcher is asked to run, and what it says while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from easyscale.core.events import StepEvent
+from easyscale.core.job import ScriptSpec, WatchSpec
+from easyscale.core.placement import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """One run of a script.
+
+    Attributes:
+        placement: where the ESTs run; a default one if nobody said how many there are.
+        is_num_ests_explicit: whether the user said it; if not, the script's own ``num_ests`` counts.
+        overrides: fields of ``JobSpec`` that win over the script's.
+    """
+
+    script: ScriptSpec
+    placement: Placement
+    is_num_ests_explicit: bool = True
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    watch: WatchSpec = field(default_factory=WatchSpec)
+
+
+class Listener(Protocol):
+    """Who shows a run. Called in the launcher's only thread, between messages: must return soon."""
+
+    def output(self, stream: str, text: str) -> None:
+        """The script printed text that belongs on the console."""
+
+    def step(self, event: StepEvent, total_steps: int | None) -> None:
+        """All workers have finished a global step."""
+
+    def notice(self, sentence: str) -> None:
+        """Something the user should know; the run goes on."""
+
+    def tick(self) -> None:
+        """Time has passed."""

@@ -1,0 +1,1 @@
+"""Runs in the worker process; the home of torch."""

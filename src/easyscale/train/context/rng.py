@@ -1,0 +1,147 @@
+"""Random numbers of an EST: torch (CPU and device), ``random`` and ``numpy``.
+
+Runs in the worker. ``Stepwise`` sets every generator at the start of a turn from (seed, virtual rank, global step,
+pass): the EST has no random state, so any worker can run any of its turns. ``Carried`` is what a DDP rank does: one
+stream from the first step to the last, kept with the EST. Outside turns a job-level stream is the same on all workers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+_STATE_WORDS = 624  # of MT19937, which torch's CPU generator, random and numpy all use
+_TEMPLATE_OFFSET = 24  # bytes of torch's state before its words: seed (8), left (4), seeded (4), next (8)
+
+
+@dataclass(frozen=True, slots=True)
+class RngState:
+    """The state of every generator of this process."""
+
+    torch_cpu: torch.Tensor
+    python: Any
+    numpy: Any
+    device: torch.Tensor | None
+
+
+def capture(device: torch.device) -> RngState:
+    """The state of every generator as it is now."""
+    on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    return RngState(torch.get_rng_state(), random.getstate(), np.random.get_state(), on_device)
+
+
+def restore(state: RngState, device: torch.device) -> None:
+    """Put every generator back to ``state``."""
+    torch.set_rng_state(state.torch_cpu)
+    random.setstate(state.python)
+    np.random.set_state(state.numpy)
+    if state.device is not None:
+        torch.cuda.set_rng_state(state.device, device)
+
+
+def seed_all(seed: int, device: torch.device) -> None:
+    """Seed as a script does: ``torch.manual_seed(seed)``, ``random.seed(seed)``, ``np.random.seed(seed)``."""
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
+def _template() -> np.ndarray[Any, np.dtype[np.uint8]]:
+    generator = torch.Generator()
+    generator.manual_seed(0)
+    return generator.get_state().numpy().copy()
+
+
+class Seeder:
+    """Sets every generator of this process from a key, filling all 19,937 bits of torch's CPU generator.
+
+    ``torch.manual_seed`` would use 32 bits of a seed: among a few ten thousand (rank, step) pairs two would be the
+    same.
+    """
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._prefix = f"easyscale/{seed}/".encode()
+        self._device = device
+        # get_state() right after manual_seed says "no word used yet": only the words themselves are replaced
+        self._state = _template()
+        stop = _TEMPLATE_OFFSET + 8 * _STATE_WORDS
+        self._words = self._state[_TEMPLATE_OFFSET:stop].view(np.uint64)
+        self._tensor = torch.from_numpy(self._state)
+
+    def __call__(self, *key: int | str) -> None:
+        """Set the generators from ``key``, which names the use: equal keys give equal streams, others unrelated
+        ones.
+        """
+        stream = hashlib.shake_128(self._prefix + "/".join(map(str, key)).encode())
+        material = stream.digest(4 * _STATE_WORDS + 72)
+        self._words[:] = np.frombuffer(material, dtype="<u4", count=_STATE_WORDS)
+        torch.set_rng_state(self._tensor)
+        tail = material[4 * _STATE_WORDS :]
+        random.seed(int.from_bytes(tail[:32], "little"))
+        np.random.seed(np.frombuffer(tail[32:64], dtype="<u4"))
+        if self._device.type == "cuda":
+            torch.cuda.manual_seed(int.from_bytes(tail[64:72], "little") >> 1)
+
+
+class RngPolicy(Protocol):
+    """How the generators move between turns. ``begin_pass`` and ``end_pass`` stand around all turns of a pass."""
+
+    def begin_pass(self) -> None: ...
+
+    def enter(self, virtual_rank: int, global_step: int, pass_index: int) -> None: ...
+
+    def leave(self, virtual_rank: int) -> None: ...
+
+    def end_pass(self, global_step: int, pass_index: int) -> None: ...
+
+
+class Stepwise:
+    """``rng="stepwise"``: a turn's numbers depend on (seed, virtual rank, global step, pass) alone."""
+
+    def __init__(self, seeder: Seeder) -> None:
+        self._seeder = seeder
+
+    def begin_pass(self) -> None:
+        return
+
+    def enter(self, virtual_rank: int, global_step: int, pass_index: int) -> None:
+        self._seeder("est", virtual_rank, global_step, pass_index)
+
+    def leave(self, virtual_rank: int) -> None:
+        return
+
+    def end_pass(self, global_step: int, pass_index: int) -> None:
+        self._seeder("job", global_step, pass_index)
+
+
+class Carried:
+    """``rng="ddp"``: EST r's stream starts as ``torch.manual_seed(seed + r)`` and goes on from turn to turn."""
+
+    def __init__(self, seed: int, ranks: tuple[int, ...], device: torch.device) -> None:
+        self._device = device
+        self._state_by_rank: dict[int, RngState] = {}
+        outside = capture(device)
+        for rank in ranks:
+            seed_all(seed + rank, device)
+            self._state_by_rank[rank] = capture(device)
+        restore(outside, device)
+        self._outside = outside
+
+    def begin_pass(self) -> None:
+        self._outside = capture(self._device)
+
+    def enter(self, virtual_rank: int, global_step: int, pass_index: int) -> None:
+        restore(self._state_by_rank[virtual_rank], self._device)
+
+    def leave(self, virtual_rank: int) -> None:
+        self._state_by_rank[virtual_rank] = capture(self._device)
+
+    def end_pass(self, global_step: int, pass_index: int) -> None:
+        restore(self._outside, self._device)

@@ -1,0 +1,199 @@
+"""The loops of a training script: epochs, global steps, and the flat loop of the drop-in form. Runs in the worker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from easyscale.core.errors import RefusedError, UsageError
+from easyscale.train.data.loader import ElasticLoader, RankStreams, SharedStream, Stream, evaluation_batches
+from easyscale.train.ddp import PlainTurns
+from easyscale.train.optim import StepCalls
+from easyscale.train.prepared import Prepared
+from easyscale.train.runtime import Observer, StepRecord
+from easyscale.train.step import Counter, Step
+from easyscale.train.totals import Log
+from easyscale.train.turns import Turns
+
+
+class Loops:
+    """Counts epochs and global steps, and runs the turns of each.
+
+    Args:
+        turns: runs ESTs.
+        prepared: the objects of the job.
+        observer: told of each finished step.
+        log: what the script filed.
+        is_carried: whether ESTs carry their random streams from step to step (``rng="ddp"``).
+
+    Attributes:
+        global_step: the step that runs or comes next, from 0.
+        epoch: the epoch that runs, from 0.
+        epoch_in_use: the same, or None where the script does not use ``epochs``.
+        evaluating: the virtual rank whose evaluation batch is in the script's hands.
+    """
+
+    def __init__(
+        self, turns: Turns | PlainTurns, prepared: Prepared, observer: Observer, log: Log, *, is_carried: bool
+    ) -> None:
+        self.global_step = 0
+        self.epoch = 0
+        self.epoch_in_use: int | None = None
+        self.evaluating: int | None = None
+        self.calls = StepCalls()
+        self._turns = turns
+        self._prepared = prepared
+        self._is_carried = is_carried
+        self._observer = observer
+        self._log = log
+        self._num_epochs: int | None = None
+        self._total: int | None = None
+        self._broken: str | None = None
+        self._is_closed = False
+
+    def check(self) -> None:
+        """Refuse to go on after a step that was left half-way."""
+        if self._broken is not None:
+            raise UsageError(self._broken)
+
+    def epochs(self, count: int) -> Iterator[int]:
+        self.check()
+        self._num_epochs = count
+        try:
+            for epoch in range(count):
+                self.epoch = self.epoch_in_use = epoch
+                yield epoch
+                self.check()
+        finally:
+            self.epoch_in_use = self._num_epochs = None
+
+    def steps(self, source: Any, accumulate: int) -> Iterator[Step]:
+        """Global steps over a prepared loader, or a number of them."""
+        self.check()
+        if accumulate < 1:
+            raise UsageError(f"accumulate is {accumulate}: a step has 1 or more mini-batches of each EST")
+        if isinstance(source, int):
+            return self._steps(Counter(), source * accumulate, accumulate)
+        if not isinstance(source, ElasticLoader):
+            raise RefusedError(
+                f"session.steps got {type(source).__name__}, which was never prepared: use the loader that "
+                "session.prepare "
+                f"returned, or a number of steps"
+            )
+        stream = self._open(source, accumulate)
+        return self._steps(stream, len(source), accumulate)
+
+    def _open(self, loader: ElasticLoader, per_turn: int) -> Stream:
+        epoch = loader.next_epoch()
+        if self._is_carried:
+            return RankStreams(loader, epoch, self._turns.ranks, self._turns.rng)
+        return SharedStream(loader, epoch, self._turns.ranks, per_turn=per_turn)
+
+    def _steps(self, stream: Stream, batches: int, accumulate: int) -> Iterator[Step]:
+        self._expect(-(-batches // accumulate))
+        step = None
+        try:
+            for first in range(0, batches, accumulate):
+                started = time.perf_counter()
+                numbers = range(first, min(first + accumulate, batches))
+                step = Step(self._turns, stream, numbers, self.global_step)
+                yield step
+                step.end()
+                self._end_step(started)
+        except GeneratorExit:
+            self._leave(step, started)
+            raise
+        finally:
+            stream.close()
+
+    def _leave(self, step: Step | None, started: float) -> None:
+        """The script left the outer loop: the step counts if its inner loop ran to its end."""
+        if step is None or self._is_closed:
+            return
+        if step.is_complete:
+            self._end_step(started)
+            return
+        try:
+            step.end()
+        except UsageError as error:
+            self._broken = str(error)
+
+    def iterate(self, loader: ElasticLoader) -> Iterator[Any]:
+        """The drop-in form, or evaluation where no prepared model is in training mode."""
+        self.check()
+        if self._turns.rank is not None:
+            raise UsageError(
+                "a prepared loader is iterated over inside an EST's turn: iterate over it outside the loop"
+            )
+        return self._flat(loader) if self._prepared.is_training else self._evaluate(loader)
+
+    def _evaluate(self, loader: ElasticLoader) -> Iterator[Any]:
+        try:
+            for rank, batch in evaluation_batches(loader, self.epoch, self._turns.ranks):
+                self.evaluating = rank
+                self._observer.turn(rank)
+                yield batch
+        finally:
+            self.evaluating = None
+            self._observer.turn(None)
+
+    def _flat(self, loader: ElasticLoader) -> Iterator[Any]:
+        stream = self._open(loader, 1)
+        self._expect(len(loader))
+        turns, started, is_begun = self._turns, time.perf_counter(), False
+        try:
+            for number in range(len(loader)):
+                started = time.perf_counter()
+                turns.begin_pass(self.global_step, 0, is_drop_in=True)
+                self.calls.begin_step()
+                for rank in turns.ranks:
+                    is_begun = rank != turns.ranks[0]
+                    fetch = lambda r=rank, n=number: stream.fetch(r, n)  # noqa: E731
+                    yield turns.begin_turn(rank, fetch, draws_from_est=stream.draws_from_est)
+                    self.calls.end_turn(rank)
+                    turns.end_turn()
+                self._end_step(started)
+        except GeneratorExit:
+            self._leave_flat(started, is_begun=is_begun)
+            raise
+        finally:
+            stream.close()
+
+    def _leave_flat(self, started: float, *, is_begun: bool) -> None:
+        if self._is_closed or self._turns.rank is None:
+            return
+        if self._turns.is_synced and self.calls.has_any:
+            self._turns.end_turn()
+            self._end_step(started)
+            return
+        if is_begun or self.calls.has_any:
+            self._broken = (
+                f"the loop was left in the turn of virtual rank {self._turns.rank}, in the middle of global step "
+                f"{self.global_step}: other ESTs of it have not run. Leave it where session.sync_gradients is true, "
+                "or before "
+                f"the first mini-batch of a step is used"
+            )
+        self._turns.abort()
+
+    def _expect(self, steps: int) -> None:
+        if self._num_epochs is None:
+            self._total = None if self.epoch_in_use is not None else self.global_step + steps
+        else:
+            self._total = self.global_step + steps * (self._num_epochs - self.epoch)
+
+    def _end_step(self, started: float) -> None:
+        record = StepRecord(
+            self.global_step,
+            self.epoch,
+            self._total,
+            time.perf_counter() - started,
+            self._log.take(),
+            self._prepared.fingerprint,
+            self._prepared.state,
+        )
+        self.global_step += 1
+        self._observer.step(record)
+
+    def close(self) -> None:
+        self._is_closed = True

@@ -1,0 +1,122 @@
+"""The objects of a job: modules, optimizers, loaders and what moves with them. Runs in the worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader
+
+from easyscale.core.errors import RefusedError
+from easyscale.train import checks
+from easyscale.train.data.loader import LoaderHost, elastic
+from easyscale.train.digest import fingerprint_of, state_of
+from easyscale.train.job import Job
+from easyscale.train.optim import GateKeeper, Gates
+from easyscale.train.reduce.layout import DdpOptions
+
+_GATED: dict[type[Any], tuple[str, ...]] = {
+    torch.optim.Optimizer: ("step",),
+    LRScheduler: ("step",),
+    GradScaler: ("step", "update", "unscale_"),
+    AveragedModel: ("update_parameters",),
+}
+
+
+class Prepared:
+    """What ``session.prepare`` has taken so far.
+
+    Args:
+        job: the job as this process runs it.
+        keeper: decides when gated methods act.
+    """
+
+    def __init__(self, job: Job, keeper: GateKeeper) -> None:
+        self._job = job
+        self._gates = Gates(keeper)
+        self._trained: list[nn.Module] = []
+        self._modules: list[nn.Module] = []
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._num_loaders = 0
+
+    @property
+    def is_training(self) -> bool:
+        """Whether a module is in training mode and gradients are on."""
+        return torch.is_grad_enabled() and any(module.training for module in self._trained)
+
+    def add(self, objects: tuple[Any, ...], options: DdpOptions, host: LoaderHost) -> tuple[Any, ...]:
+        """Check all objects, then take them; what the script works with from now on, in the same order.
+
+        Args:
+            host: runs the loops over loaders.
+
+        Raises:
+            RefusedError: an object would not give the bits of DDP. Nothing has been taken then.
+        """
+        averaged = [item for item in objects if isinstance(item, AveragedModel)]
+        modules = [item for item in objects if isinstance(item, nn.Module) and not isinstance(item, AveragedModel)]
+        optimizers = [item for item in objects if isinstance(item, torch.optim.Optimizer)]
+        self._check(objects, modules, optimizers)
+        loaders = [item for item in objects if isinstance(item, DataLoader)]
+        replaced: dict[int, Any] = {id(loader): self._elastic(loader, host) for loader in loaders}
+        self._start_alike([*modules, *averaged], optimizers)
+        for module in modules:
+            replaced[id(module)] = self._job.turns.add_module(module, options)
+        for item in objects:
+            self._gate(item)
+        self._trained += modules
+        self._modules += [*modules, *averaged]
+        self._optimizers += optimizers
+        return tuple(replaced.get(id(item), item) for item in objects)
+
+    def _check(
+        self, objects: tuple[Any, ...], modules: list[nn.Module], optimizers: list[torch.optim.Optimizer]
+    ) -> None:
+        for item in objects:
+            if not isinstance(item, (nn.Module, DataLoader, *_GATED)):
+                raise RefusedError(checks.describe_unknown(item))
+            if any(item is known for known in [*self._modules, *self._optimizers]):
+                raise RefusedError(f"this {type(item).__name__} was prepared before: prepare each object once")
+        for module in modules:
+            checks.check_module(module, self._job.device)
+        for optimizer in optimizers:
+            checks.check_optimizer(optimizer, [*self._trained, *modules])
+
+    def _elastic(self, loader: DataLoader[Any], host: LoaderHost) -> Any:
+        self._num_loaders += 1
+        spec = self._job.spec
+        return elastic(loader, spec.num_ests, self._num_loaders - 1, spec.seed, host)
+
+    def _gate(self, item: Any) -> None:
+        for kind, methods in _GATED.items():
+            if isinstance(item, kind):
+                self._gates.add(item, methods, type(item).__name__)
+
+    def _start_alike(self, modules: Iterable[nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """All workers go on from virtual rank 0's parameters and buffers, as DDP's constructor has it."""
+        channel = self._job.channel
+        mine = checks.signature(modules, optimizers).encode()
+        if channel is None or not mine:
+            return
+        checks.check_same_everywhere(channel.call(lambda: channel.gather_bytes(mine)))
+        tensors = [tensor for module in modules for tensor in [*module.parameters(), *module.buffers()]]
+        root = self._job.placement.worker_of(0)
+        if tensors:
+            channel.call(lambda: channel.broadcast(tensors, root))
+
+    def state(self) -> dict[str, Any]:
+        """Every parameter, buffer and optimizer value by name, as it is now (not copied)."""
+        return state_of(self._modules, self._optimizers)
+
+    def fingerprint(self) -> dict[str, str]:
+        """SHA-256 (hex) of every entry of ``state``."""
+        return fingerprint_of(self.state())
+
+    def close(self) -> None:
+        """Give the objects their own methods back."""
+        self._gates.close()

@@ -1,0 +1,1 @@
+"""Runs in the worker process: what stands between the launcher and the user's script."""

@@ -1,0 +1,97 @@
+"""Tells the launcher what the session does: turns, finished steps, and what was asked to be watched.
+
+Runs in the worker process, called by the session. Changes no number.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from easyscale.core.digest import combine
+from easyscale.core.job import WatchSpec
+from easyscale.core.messages import Opened, StepReport
+from easyscale.train.process.channel import Channel
+from easyscale.train.process.dump import write_state
+from easyscale.train.process.output import OutputRouter
+from easyscale.train.runtime import StepRecord
+
+if TYPE_CHECKING:
+    from easyscale.train.session import Session
+
+
+class DumpTaken(BaseException):
+    """The state that was asked for is written: the script ends here, as if it had ended well."""
+
+
+class LauncherObserver:
+    """A ``runtime.Observer`` that reports to the launcher."""
+
+    def __init__(
+        self, worker_rank: int, is_main: bool, watch: WatchSpec, channel: Channel, output: OutputRouter
+    ) -> None:
+        self._worker_rank = worker_rank
+        self._is_main = is_main
+        self._watch = watch
+        self._channel = channel
+        self._output = output
+        self._turn: int | None = None
+        self._broken_turn: int | None = None
+        self.session: Session | None = None
+        self.steps = 0
+
+    @property
+    def failed_turn(self) -> int | None:
+        """The virtual rank whose turn it is, or was when an exception ended it."""
+        return self._broken_turn if self._turn is None else self._turn
+
+    def turn(self, virtual_rank: int | None) -> None:
+        self._broken_turn = self._turn if virtual_rank is None and _is_iterator_dropped() else None
+        self._turn = virtual_rank
+        if self.session is None:
+            self.find_session()
+        self._output.turn(virtual_rank)
+
+    def find_session(self) -> Session | None:
+        """The script's session: the one that is open, else the last one that was when we looked."""
+        module = sys.modules.get("easyscale.train.session")
+        session = None if module is None else module.current_session()
+        if session is not None and session is not self.session:
+            self.session = session
+            self._channel.send(Opened(self._worker_rank, session.num_ests))
+        return self.session
+
+    def step(self, record: StepRecord) -> None:
+        self.steps += 1
+        self._broken_turn = None
+        self.find_session()
+        is_watched = self._watch.digests and self._is_main
+        tensors = record.fingerprint() if is_watched else None
+        self._channel.report(
+            StepReport(
+                worker_rank=self._worker_rank,
+                global_step=record.global_step,
+                epoch=record.epoch,
+                total_steps=record.total_steps,
+                seconds=record.seconds,
+                scalars={
+                    str(rank): {name: float(value) for name, value in values.items()}
+                    for rank, values in record.scalars.items()
+                },
+                digest=None if tensors is None else combine(tensors),
+                tensors=tensors,
+            )
+        )
+        if record.global_step == self._watch.dump_step:
+            self._dump(record)
+
+    def _dump(self, record: StepRecord) -> None:
+        if self._is_main and self._watch.dump_path is not None:
+            write_state(record.state(), Path(self._watch.dump_path))
+        raise DumpTaken
+
+
+def _is_iterator_dropped() -> bool:
+    """Whether an iterator is being closed under us: an exception left the loop body, and its turn ends in passing."""
+    return sys.exc_info()[0] is GeneratorExit

@@ -1,0 +1,114 @@
+"""One global step, as the script sees it: iterate over it once for each update.
+
+Runs in the worker. The iterator gives each local EST its mini-batch in turn; when it ends, ``.grad`` is the average
+over all ESTs of the job. Iterating again gives the same mini-batches, and each EST's random stream goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from easyscale.core.errors import UsageError
+from easyscale.train.data.loader import Stream
+
+
+class TurnTaking(Protocol):
+    """Runs turns: ``Turns``, or plain DDP where there is one EST in a process."""
+
+    ranks: tuple[int, ...]
+    rank: int | None
+
+    def begin_pass(self, global_step: int, pass_index: int, *, is_drop_in: bool) -> None: ...
+
+    def begin_turn(self, virtual_rank: int, fetch: Any, *, draws_from_est: bool) -> Any: ...
+
+    def end_turn(self) -> None: ...
+
+    def skip(self, virtual_rank: int, fetch: Any, *, draws_from_est: bool) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+class Counter:
+    """The stream of ``session.steps(1000)``: no data, the script makes its own; a mini-batch is the virtual rank."""
+
+    draws_from_est = False
+
+    def fetch(self, virtual_rank: int, step: int) -> int:
+        return virtual_rank
+
+    refetch = fetch
+
+    def close(self) -> None:
+        return
+
+
+class Step:
+    """A global step. ``for batch in step:`` runs forward and backward of every local EST.
+
+    Args:
+        turns: runs the turns.
+        stream: where mini-batches come from.
+        batches: their numbers in the epoch, for this step (several with gradient accumulation).
+        global_step: number of the step in the job, from 0.
+    """
+
+    def __init__(self, turns: TurnTaking, stream: Stream, batches: range, global_step: int) -> None:
+        self.global_step = global_step
+        self._turns = turns
+        self._stream = stream
+        self._batches = batches
+        self._passes = 0
+        self._left_in: int | None = None
+        self._is_over = False
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._is_over:
+            raise UsageError(f"global step {self.global_step} is over: iterate over a step inside its own outer body")
+        if self._turns.rank is not None:
+            raise UsageError(
+                f"global step {self.global_step} is already being iterated over: finish the inner loop first"
+            )
+        return self._run()
+
+    def _run(self) -> Iterator[Any]:
+        turns, fetch = self._turns, self._stream.fetch if self._passes == 0 else self._stream.refetch
+        draws = self._stream.draws_from_est and self._passes == 0
+        turns.begin_pass(self.global_step, self._passes, is_drop_in=False)
+        self._passes += 1
+        for rank in turns.ranks:
+            self._left_in = rank
+            yield turns.begin_turn(rank, lambda r=rank: fetch(r, self._batches[0]), draws_from_est=draws)
+            for number in self._batches[1:]:
+                yield fetch(rank, number)
+            turns.end_turn()
+        self._left_in = None
+
+    def end(self) -> None:
+        """The outer body is over.
+
+        Raises:
+            UsageError: an inner loop was left before all ESTs had run.
+        """
+        self._is_over = True
+        if self._left_in is not None:
+            self._turns.abort()
+            raise UsageError(
+                f"the inner loop over global step {self.global_step} was left in the turn of virtual rank "
+                f"{self._left_in}, "
+                f"so other ESTs have not run: let `for batch in step:` run to its end (leave the outer loop instead)"
+            )
+        if self._passes == 0:
+            for rank in self._turns.ranks:
+                for number in self._batches:
+                    self._turns.skip(
+                        rank,
+                        lambda r=rank, n=number: self._stream.fetch(r, n),
+                        draws_from_est=self._stream.draws_from_est,
+                    )
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the last pass over this step ran to its end."""
+        return self._passes > 0 and self._left_in is None

@@ -1,0 +1,183 @@
+"""The turns of a worker's ESTs in one pass over a global step: contexts in, mini-batch, contexts out, average.
+
+Runs in the worker. A pass is a transaction: it ends with the averaged gradients in ``.grad``, virtual rank 0's buffers
+in the modules and the job's random stream in the generators, or (``abort``) with everything as it was before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from easyscale.core.errors import UsageError
+from easyscale.core.placement import Placement
+from easyscale.train.context.buffers import ModuleBuffers
+from easyscale.train.context.rng import RngPolicy
+from easyscale.train.reduce.channel import Channel
+from easyscale.train.reduce.layout import DdpOptions
+from easyscale.train.reduce.sync import GradientSync
+from easyscale.train.runtime import NullObserver, Observer
+
+
+class Turns:
+    """Time-slices this worker among its ESTs.
+
+    Args:
+        placement: which ESTs run where.
+        worker_rank: this worker.
+        rng: switches random numbers.
+        sync: averages gradients.
+        channel: to the other workers; None if there are none.
+
+    Attributes:
+        rank: the virtual rank whose turn it is, None outside turns.
+        is_drop_in: whether the pass that runs is the only one over its step, with updates between turns.
+    """
+
+    def __init__(
+        self, placement: Placement, worker_rank: int, rng: RngPolicy, sync: GradientSync, channel: Channel | None
+    ) -> None:
+        self.ranks = placement.ranks_by_worker[worker_rank]
+        self.rank: int | None = None
+        self.is_drop_in = False
+        self.observer: Observer = NullObserver()
+        self.rng = rng
+        self.sync = sync
+        self._root = placement.worker_of(0)
+        self._channel = channel
+        self._buffers: list[ModuleBuffers] = []
+        self._params: list[tuple[str, nn.Parameter]] = []
+        self._versions: list[int] = []
+        self._position = (0, 0)
+        self._is_context_open = False
+
+    @property
+    def most_gradient_copies(self) -> int:
+        """Gradient copies that existed at once, at most."""
+        return self.sync.most_copies
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the turn that runs is the last one of this worker in the pass."""
+        return self.rank == self.ranks[-1]
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether ``.grad`` already holds the average of the pass that runs."""
+        return self.is_last and not self._is_context_open
+
+    def add_module(self, module: nn.Module, options: DdpOptions) -> nn.Module:
+        """Switch and average for a module too; returns what the script works with."""
+        params = list(module.named_parameters())
+        self._params += params
+        self._buffers.append(ModuleBuffers(module, self.ranks, is_shared=options.broadcast_buffers))
+        self.sync.add_module(params, options)
+        return module
+
+    def begin_pass(self, global_step: int, pass_index: int, *, is_drop_in: bool) -> None:
+        self._position = (global_step, pass_index)
+        self.is_drop_in = is_drop_in
+        self._versions = [param._version for _, param in self._params]
+        for buffers in self._buffers:
+            buffers.begin_pass()
+        self.rng.begin_pass()
+        self.sync.begin_pass(pass_index, self._backward_ended if is_drop_in else None)
+
+    def begin_turn(self, virtual_rank: int, fetch: Callable[[], Any], *, draws_from_est: bool) -> Any:
+        """Give ``virtual_rank`` its context.
+
+        Args:
+            fetch: loads its mini-batch.
+            draws_from_est: whether loading draws from the EST's random stream.
+
+        Returns:
+            The mini-batch.
+        """
+        batch = None if draws_from_est else fetch()
+        self.rank = virtual_rank
+        self._is_context_open = True
+        for buffers in self._buffers:
+            buffers.enter(virtual_rank, is_first=virtual_rank == self.ranks[0])
+        self.sync.begin_turn(virtual_rank)
+        self.rng.enter(virtual_rank, *self._position)
+        self.observer.turn(virtual_rank)
+        return fetch() if draws_from_est else batch
+
+    def end_turn(self) -> None:
+        """Take the context back from the EST whose turn it is; the last one's end completes the pass."""
+        self._close_context()
+        if not self.is_last:
+            if self.is_drop_in:
+                self._check_params()
+            self.sync.end_turn()
+        self.rank = None
+        self.observer.turn(None)
+
+    def finish(self) -> None:
+        """In the last turn: complete the average now."""
+        if not self.is_last:
+            raise UsageError("the average of a step is complete in the last EST's turn only")
+        self._close_context()
+
+    def _backward_ended(self) -> None:
+        """In the drop-in form a turn's context ends with its backward: what follows belongs to the job."""
+        self._close_context()
+
+    def _close_context(self) -> None:
+        if not self._is_context_open or self.rank is None:
+            return
+        self._is_context_open = False
+        for buffers in self._buffers:
+            buffers.leave(self.rank)
+        self.rng.leave(self.rank)
+        if self.is_last:
+            self._check_params()
+            self.sync.finish()
+            for buffers in self._buffers:
+                buffers.end_pass(self._broadcast_buffers if self._channel is not None else None)
+            self.rng.end_pass(*self._position)
+        elif self.is_drop_in:
+            self.rng.end_pass(*self._position)
+
+    def _broadcast_buffers(self, buffers: list[Any]) -> None:
+        channel = self._channel
+        assert channel is not None
+        channel.call(lambda: channel.broadcast(buffers, self._root))
+
+    def _check_params(self) -> None:
+        """No parameter may change while ESTs of the same step still run: they would train another model."""
+        for (name, param), version in zip(self._params, self._versions, strict=True):
+            if param._version != version:
+                raise UsageError(
+                    f"parameter {name} was changed in the turn of virtual rank {self.rank}, while other ESTs of global "
+                    f"step {self._position[0]} may still have to run with the old value: change parameters in the "
+                    "outer "
+                    f"body of `for step in session.steps(loader):`, or where session.sync_gradients is true"
+                )
+
+    def skip(self, virtual_rank: int, fetch: Callable[[], Any], *, draws_from_est: bool) -> None:
+        """Pass over a mini-batch that the script did not ask for."""
+        if not draws_from_est:
+            fetch()
+            return
+        self.rng.begin_pass()
+        self.rng.enter(virtual_rank, *self._position)
+        fetch()
+        self.rng.leave(virtual_rank)
+        self.rng.end_pass(*self._position)
+
+    def abort(self) -> None:
+        """The pass does not count."""
+        if self.rank is None:
+            return
+        self.sync.abort()
+        for buffers in self._buffers:
+            buffers.abort_pass()
+        self.rng.end_pass(*self._position)
+        self.rank = None
+        self._is_context_open = False
+
+    def close(self) -> None:
+        self.sync.close()

@@ -1,0 +1,142 @@
+"""Entry of a worker process: becomes one worker of a job, runs the user's script, says how it ended.
+
+Runs in the worker process, started by the launcher, which it never outlives: when the connection ends, this process
+and everything it started are killed. Ctrl-C does not reach it (it leads a session of its own); SIGTERM unwinds the
+script.
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from easyscale.core.messages import Failed, Finished, Hello, WorkerConfig
+from easyscale.core.placement import Placement
+from easyscale.train import runtime
+from easyscale.train.process import failure, script
+from easyscale.train.process.channel import Channel, Termination
+from easyscale.train.process.observer import DumpTaken, LauncherObserver
+from easyscale.train.process.output import OutputRouter
+
+
+def main(config_json: str, connection: Connection) -> None:
+    """Be worker ``config.worker_rank``; ends with ``SystemExit``."""
+    config = WorkerConfig.from_json(config_json)
+    _separate(config)
+    termination = Termination()
+    channel = Channel(connection, termination)
+    channel.watch(lambda: _end_with_launcher(config))
+    placement = Placement.parse(config.placement) if config.placement is not None else None
+    is_main = config.worker_rank == (placement.worker_of(0) if placement else 0)
+    output = OutputRouter(config.worker_rank, Path(config.log_dir), is_main, channel.send)
+    output.install()
+    faulthandler.enable(file=2)
+    observer = LauncherObserver(config.worker_rank, is_main, config.watch, channel, output)
+    runtime.install(_context(config, placement, observer))
+    channel.send(Hello(config.worker_rank, os.getpid()))
+    termination.install()
+    ending = _Run(config, observer, termination).to_end()
+    with termination.held():
+        output.turn(None)
+        if isinstance(ending, Failed):
+            output.log(ending.virtual_rank, ending.traceback or f"{ending.message}\n")
+        channel.send(ending)
+        termination.disarm()
+    atexit._run_exitfuncs()
+    sys.exit(ending.exit_code if isinstance(ending, Failed) else 0)
+
+
+def _separate(config: WorkerConfig) -> None:
+    """Become independent of the process that forked us, before anything of the user's runs."""
+    os.setsid()
+    os.chdir(config.working_dir)
+    # One machine, so one interface; by default gloo resolves the host name, which fails on machines without DNS.
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    # A forkserver forces its own start method on its children; the script (its data workers) gets Python's default.
+    multiprocessing.set_start_method(None, force=True)
+
+
+def _end_with_launcher(config: WorkerConfig) -> None:
+    """The launcher is gone and cannot clean up: leave no process and no rendezvous folder."""
+    shutil.rmtree(Path(config.store_path).parent, ignore_errors=True)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _context(config: WorkerConfig, placement: Placement | None, observer: LauncherObserver) -> runtime.WorkerContext:
+    return runtime.WorkerContext(
+        worker_rank=config.worker_rank,
+        num_workers=config.num_workers,
+        placement=placement,
+        store_path=config.store_path,
+        overrides=config.overrides,
+        is_num_ests_explicit=config.is_num_ests_explicit,
+        watch=config.watch,
+        observer=observer,
+    )
+
+
+class _Run:
+    """The user's script in this process, and the words about its end."""
+
+    def __init__(self, config: WorkerConfig, observer: LauncherObserver, termination: Termination) -> None:
+        self._config = config
+        self._observer = observer
+        self._termination = termination
+        self._path = script.absolute_path(config.script)
+
+    def to_end(self) -> Finished | Failed:
+        try:
+            self._run_script()
+            return self._finished()
+        except BaseException as error:  # noqa: BLE001 - whatever ends the script is the launcher's to tell
+            return self._failed(error)
+
+    def _run_script(self) -> None:
+        try:
+            script.run_as_main(self._path, self._config.script, self._config.search_path)
+        except DumpTaken:
+            return
+        except SystemExit as error:
+            if error.code:
+                raise
+
+    def _finished(self) -> Finished:
+        worker_rank, session = self._config.worker_rank, self._observer.find_session()
+        if session is None:
+            return Finished(worker_rank, global_steps=self._observer.steps, num_ests=0)
+        session.finish()
+        finished = Finished(
+            worker_rank,
+            global_steps=session.global_step,
+            num_ests=session.num_ests,
+            digest=session.digest() if session.is_main else None,
+            bytes_sent=session.bytes_sent,
+        )
+        session.close()
+        return finished
+
+    def _failed(self, error: BaseException) -> Failed:
+        failed = Failed(
+            self._config.worker_rank,
+            kind="error",
+            message="",
+            virtual_rank=self._observer.failed_turn,
+            global_step=self._global_step(),
+        )
+        if self._termination.is_raised and isinstance(error, SystemExit):
+            return failure.terminated(failed)
+        return failure.describe(error, self._path, failed)
+
+    def _global_step(self) -> int | None:
+        """The step in which the script ended; None when it had not come as far as a step."""
+        session, steps = self._observer.find_session(), self._observer.steps
+        if session is not None:
+            return session.global_step
+        return steps if steps or self._observer.failed_turn is not None else None

@@ -1,0 +1,1 @@
+"""What holds for all files: imports, length, the tree in the docs."""
