@@ -34,7 +34,9 @@ def test_a_killed_worker_is_named_with_its_ranks_step_and_log(run_script: Run) -
     assert (ran.result.exit_code, ran.result.state) == (1, "failed")
     error = ran.result.error
     assert error is not None
-    assert error.startswith("worker 1 (virtual ranks 2, 3) was ended by SIGKILL, after global step 1 was finished")
+    assert error.startswith(
+        "worker 1 (virtual ranks 2, 3) was ended by SIGKILL, the last global step that all workers had reported is 1 "
+    )
     assert error.endswith(f"log: {ran.result.folder.worker_log(1)}")
     assert [type(event) for event in ran.events()[-2:]] == [FailureEvent, EndEvent]
     assert ran.result.global_steps == 2
@@ -43,7 +45,7 @@ def test_a_killed_worker_is_named_with_its_ranks_step_and_log(run_script: Run) -
 @pytest.mark.parametrize(
     ("statement", "words"),
     [
-        ("os.kill(os.getpid(), signal.SIGSEGV)", "was ended by SIGSEGV, before the first global step"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "was ended by SIGSEGV, before all workers had reported a global step"),
         ("os.kill(os.getpid(), signal.SIGTERM)", "was ended by SIGTERM, before any global step"),
         ("os._exit(0)", "ended with exit code 0 without a word"),
         ("os._exit(7)", "ended with exit code 7 without a word"),
@@ -174,8 +176,8 @@ def test_a_second_ctrl_c_kills_at_once(run_script: Run) -> None:
     ran = run_script(
         """
         import signal
-        print("ready", flush=True)
         try:
+            print("ready", flush=True)
             signal.pause()
         finally:
             print("cleaning up", flush=True)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command("run", context_settings=options.SCRIPT_CONTEXT)
-@click.option("--ests", type=int, metavar="N", help="Number of ESTs (logical workers).  [default: as many as workers]")
+@click.option("--ests", type=int, metavar="N", help="Number of ESTs.  [default: the script's num_ests, or W]")
 @click.option("--workers", metavar="W", help="Number of worker processes.  [default: 1]")
 @click.option("--placement", metavar="P", help='Which ESTs each worker runs, such as "0,1,2|3".')
 @options.job_options

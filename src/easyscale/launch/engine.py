@@ -192,8 +192,8 @@ class LocalRun:
         if not worker.has_started_script:
             return "before it could run the script"
         if self._steps.last_finished is None:
-            return "before the first global step was finished"
-        return f"after global step {self._steps.last_finished} was finished"
+            return "before all workers had reported a global step"
+        return f"the last global step that all workers had reported is {self._steps.last_finished}"
 
     # -- deciding ----------------------------------------------------------------------------------------------
 

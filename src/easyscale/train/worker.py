@@ -128,15 +128,8 @@ class _Run:
             kind="error",
             message="",
             virtual_rank=self._observer.failed_turn,
-            global_step=self._global_step(),
+            global_step=self._observer.failed_step,
         )
         if self._termination.is_raised and isinstance(error, SystemExit):
             return failure.terminated(failed)
         return failure.describe(error, self._path, failed)
-
-    def _global_step(self) -> int | None:
-        """The step in which the script ended; None when it had not come as far as a step."""
-        session, steps = self._observer.find_session(), self._observer.steps
-        if session is not None:
-            return session.global_step
-        return steps if steps or self._observer.failed_turn is not None else None

@@ -158,6 +158,7 @@ class BucketedReduction:
             self._send(bucket)
         self._wait()
 
+    @torch.no_grad()
     def _send(self, bucket: Bucket, *, flag: bool = False) -> None:
         self._fill(bucket)
         bucket.flag.fill_(flag)
@@ -199,8 +200,7 @@ class BucketedReduction:
                     targets.append(grad)
                     sources.append(view)
         if targets:
-            with torch.no_grad():
-                torch._foreach_copy_(targets, sources)
+            torch._foreach_copy_(targets, sources)
 
     def _end_reductions(
         self, modules: Iterable[ReducedModule], total_used: Sequence[int], arrival: Sequence[int]

@@ -48,6 +48,7 @@ class Collector:
         self.on_arrival: Callable[[int], None] | None = None
         self.on_backward_end: Callable[[], None] | None = None
         self._handles: list[RemovableHandle] = []
+        self._guards: list[RemovableHandle] = []
         self._carried: Grads | None = None
         self._started: list[tuple[Tensor, int] | None] = []
         self._taken: Grads = []
@@ -67,13 +68,29 @@ class Collector:
         if wanted:
             self._handles = [self._listen(number, param) for number, param in enumerate(self.params)]
             return
-        for handle in self._handles:
+        for handle in [*self._handles, *self._guards]:
             handle.remove()
-        self._handles = []
+        self._handles, self._guards = [], []
 
     def _listen(self, number: int, param: Tensor) -> RemovableHandle:
         tensor: Any = param
         handle: RemovableHandle = tensor.register_post_accumulate_grad_hook(lambda _: self._arrived(number))
+        return handle
+
+    def _protect_kept(self) -> None:
+        """From now on let early turns accumulate onto copies of kept gradients.
+
+        Most scripts empty ``.grad`` before a backward, so a copy made before every turn would be made for nothing.
+        """
+        if not self._guards:
+            self._guards = [self._guard(number, param) for number, param in enumerate(self.params)]
+
+    def _guard(self, number: int, param: Tensor) -> RemovableHandle:
+        def before_accumulation(_: Tensor) -> None:
+            if self._takes_on_arrival and param.grad is not None and param.grad is self._kept(number):
+                param.grad = param.grad.clone()
+
+        handle: RemovableHandle = param.register_hook(before_accumulation)
         return handle
 
     def begin_pass(self) -> None:
@@ -96,8 +113,10 @@ class Collector:
     def _carry_in(self, *, is_last: bool) -> None:
         assert self._carried is not None
         self._started = []
+        if self._takes_on_arrival:
+            self._protect_kept()
         for param, kept in zip(self.params, self._carried, strict=True):
-            param.grad = kept if is_last or kept is None else kept.clone()
+            param.grad = kept if is_last or kept is None or self._takes_on_arrival else kept.clone()
             self._started.append(None if param.grad is None else (param.grad, param.grad._version))
 
     def _arrived(self, number: int) -> None:
@@ -144,13 +163,23 @@ class Collector:
 
     def take(self) -> Grads:
         """The gradients of the turn that ended, moved out of ``.grad``."""
-        grads: Grads = [param.grad for param in self.params]
-        if self._takes_on_arrival:
-            grads = [grad if taken is None else taken for taken, grad in zip(self._taken, grads, strict=True)]
-            self._taken = []
+        grads = [self._own(number, param.grad) for number, param in enumerate(self.params)]
+        self._taken = []
         for param in self.params:
             param.grad = None
         return grads
+
+    def _own(self, number: int, grad: Tensor | None) -> Tensor | None:
+        """The turn's gradient as a tensor that may be added to: no kept one, no part of a graph."""
+        if self._takes_on_arrival:
+            if self._taken[number] is not None:
+                grad = self._taken[number]
+            elif grad is not None and grad is self._kept(number):
+                return grad.clone()
+        return grad.detach() if grad is not None and grad.requires_grad else grad
+
+    def _kept(self, number: int) -> Tensor | None:
+        return None if self._carried is None else self._carried[number]
 
     def live(self, numbers: tuple[int, ...]) -> Grads:
         """The gradients in place of some parameters."""
@@ -159,4 +188,4 @@ class Collector:
     def put_back(self) -> None:
         """Give ``.grad`` what it held before the pass."""
         for number, param in enumerate(self.params):
-            param.grad = None if self._carried is None else self._carried[number]
+            param.grad = self._kept(number)

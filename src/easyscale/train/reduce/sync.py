@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from easyscale.core.errors import UsageError
@@ -95,11 +96,13 @@ class GradientSync:
         self.most_copies = max(self.most_copies, self._staging.copies + 1)
         self._collector.begin_turn(is_last=is_last, is_drop_in=self._is_drop_in)
 
+    @torch.no_grad()
     def end_turn(self) -> None:
         """The turn of an EST ends that is not the last one of this worker."""
         self._collector.end_turn()
         self._staging.push(self._rank, self._collector.take())
 
+    @torch.no_grad()
     def finish(self) -> None:
         """Complete the average: ``.grad`` holds it, on every worker."""
         if self._is_finished:
