@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from easyscale.core.errors import RefusedError as RefusedError
     from easyscale.core.errors import UsageError as UsageError
     from easyscale.core.placement import Placement as Placement
+    from easyscale.train.reduce.hooks import tree_hook as tree_hook
     from easyscale.train.session import Session as Session
     from easyscale.train.session import session as session
 
@@ -20,9 +21,10 @@ _HOME = {
     "Placement": "easyscale.core.placement",
     "Session": "easyscale.train.session",
     "session": "easyscale.train.session",
+    "tree_hook": "easyscale.train.reduce.hooks",
 }
 
-__all__ = ["EasyScaleError", "Placement", "RefusedError", "Session", "UsageError", "session"]
+__all__ = ["EasyScaleError", "Placement", "RefusedError", "Session", "UsageError", "session", "tree_hook"]
 
 
 def __getattr__(name: str) -> Any:

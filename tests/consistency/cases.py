@@ -429,7 +429,7 @@ def two_models_drop_in(epochs: int, options: Options) -> None:
             sgd.step()
 
 
-def wide(epochs: int, options: Options) -> int:
+def traffic(epochs: int, options: Options) -> int:
     """A model large enough for padding and flags not to count: its number of parameters is returned."""
     session = easyscale.session(seed=SEED)
     model = nn.Sequential(nn.Linear(6, 400), nn.ReLU(), nn.Linear(400, 250), nn.ReLU(), nn.Linear(250, 2))
@@ -452,7 +452,7 @@ TWO_LOOP: dict[str, Callable[[int, Options], Any]] = {
     "mixed_precision": mixed_precision,
     "averaged_model": averaged_model,
     "two_models": two_models,
-    "wide": wide,
+    "traffic": traffic,
 }
 DROP_IN: dict[str, Callable[[int, Options], Any]] = {
     "gan": gan_drop_in,
@@ -467,7 +467,9 @@ def surroundings() -> dict[str, Any]:
     return {
         "random numbers of torch": torch.get_rng_state().numpy().tobytes(),
         "random numbers of python": random.getstate(),
-        "random numbers of numpy": str(np.random.get_state()),
+        "random numbers of numpy": [
+            part.tobytes() if isinstance(part, np.ndarray) else part for part in np.random.get_state()
+        ],
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "fill uninitialized memory": torch.utils.deterministic.fill_uninitialized_memory,
         "cudnn": (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),

@@ -34,6 +34,13 @@ def train(
         ``steps``: rank 0's tensors (name -> hash) after every step; ``losses``: this rank's own.
     """
     assert not [name for name in sys.modules if name.split(".")[0] == "easyscale"]
+    return run(rank, size, store_path, program, epochs, options, hook)
+
+
+def run(
+    rank: int, size: int, store_path: str, program: str, epochs: int, options: Mapping[str, Any], hook: str | None
+) -> dict[str, Any]:
+    """The same, whatever else this process has loaded."""
     with _group(rank, size, store_path):
         steps, losses = PROGRAMS.get(program, plain)(RECIPES.get(program), epochs, Wrapper(options, hook))
     return {"steps": steps, "losses": losses}

@@ -134,3 +134,10 @@ def test_the_orders_differ(jobs: Jobs, ddp: Oracle) -> None:
     """Were all orders equal in bits here, the tests above would prove nothing."""
     assert first_difference(ddp(3, "cnn", hook="tree")[0]["steps"], ddp(3, "cnn")[0]["steps"])
     assert first_difference(ddp(3, "cnn", bucket_cap_mb=0.001)[0]["steps"], ddp(3, "cnn")[0]["steps"])
+
+
+@pytest.mark.parametrize("num_ests", [2, pytest.param(5, marks=pytest.mark.slow)])
+def test_the_products_hook_gives_ddp_our_order(jobs: Jobs, ddp: Oracle, num_ests: int) -> None:
+    job = {"size": num_ests, "store_path": jobs.fleet.store_path(), "program": "cnn", "epochs": 2}
+    found = jobs.fleet.call("consistency.hooked:train", [{"rank": rank, **job} for rank in range(num_ests)])
+    assert_same_steps(found[0]["steps"], ddp(num_ests, "cnn", hook="tree")[0]["steps"], "easyscale.tree_hook")

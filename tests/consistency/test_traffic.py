@@ -29,10 +29,10 @@ def bytes_over_ideal(run: dict[str, object], placement: str, parameters: int) ->
 
 @pytest.mark.parametrize("placement", ALIGNED)
 def test_aligned_placements_send_what_an_all_reduce_sends(jobs: Jobs, placement: str) -> None:
-    run = jobs.run(placement, "wide", epochs=1)
+    run = jobs.run(placement, "traffic", epochs=1)
     assert 0.98 <= bytes_over_ideal(run, placement, run["returned"]) <= 1.02
 
 
 def test_a_worker_with_two_subtrees_sends_both(jobs: Jobs) -> None:
-    run = jobs.run("0,1,2|3", "wide", epochs=1)
+    run = jobs.run("0,1,2|3", "traffic", epochs=1)
     assert 1.4 < bytes_over_ideal(run, "0,1,2|3", run["returned"]) <= 1.53

@@ -9,35 +9,49 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker
 
+from easyscale.core.errors import JobFailedError
 from easyscale.launch import child
 
+_MAX_FOLDER_NAME = 60
 _TRACKER_S = 2.0
 """Python's resource tracker removes shared memory that killed processes left behind; that is worth a moment."""
 
 
 @contextmanager
 def running_forkserver() -> Iterator[None]:
-    """Within the block a forkserver runs; at its end it is gone, and so is Python's resource tracker."""
+    """Within the block a forkserver runs; at its end it is gone, and so is Python's resource tracker.
+
+    Raises:
+        JobFailedError: the system gives no process, or no place for its socket.
+    """
     server, tracker = forkserver._forkserver, resource_tracker._resource_tracker
     was_tracked = _pid_of(tracker) is not None
     multiprocessing.set_forkserver_preload(child.PRELOAD)
     try:
-        # First: it protects itself, and unblocks signals here when it is started.
-        resource_tracker.ensure_running()
-        with _blocked(child.STOP_SIGNALS):
-            forkserver.ensure_running()
+        _start()
         yield
     finally:
         # Its workers are gone; a polite end would only unload torch, which takes longer than a short run.
         _stop(server._stop, _pid_of(server), patience_s=0.0)  # type: ignore[attr-defined]
         if not was_tracked:
             _stop(tracker._stop, _pid_of(tracker), patience_s=_TRACKER_S)  # type: ignore[attr-defined]
+
+
+def _start() -> None:
+    try:
+        # First the tracker: it protects itself, and unblocks signals here when it is started.
+        resource_tracker.ensure_running()
+        with _blocked(child.STOP_SIGNALS), _short_temporary_folder():
+            forkserver.ensure_running()
+    except OSError as error:
+        raise JobFailedError(f"the process that starts workers could not be started ({error})") from error
 
 
 @contextmanager
@@ -62,6 +76,18 @@ def _blocked(signals: set[signal.Signals]) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _short_temporary_folder() -> Iterator[None]:
+    """The forkserver's socket is a temporary file, and the name of a socket has about 100 characters at most."""
+    before = tempfile.tempdir
+    if len(tempfile.gettempdir()) > _MAX_FOLDER_NAME:
+        tempfile.tempdir = "/tmp"
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 def _pid_of(helper: object) -> int | None:

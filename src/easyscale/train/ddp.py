@@ -7,6 +7,8 @@ on from ``torch.manual_seed(seed + rank)``.
 
 from __future__ import annotations
 
+import dataclasses
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -66,13 +68,10 @@ class PlainTurns:
         dist.init_process_group(backend, store=store, rank=virtual_rank, world_size=num_ests, timeout=TIMEOUT)
 
     def add_module(self, module: nn.Module, options: DdpOptions) -> nn.Module:
-        wrapped = TransparentDdp(
-            module,
-            bucket_cap_mb=options.bucket_cap_mb,
-            find_unused_parameters=options.find_unused_parameters,
-            static_graph=options.static_graph,
-            broadcast_buffers=options.broadcast_buffers,
-        )
+        with warnings.catch_warnings():
+            # newer releases of torch call it forward_sync_buffers
+            warnings.filterwarnings("ignore", message=".*broadcast_buffers", category=FutureWarning)
+            wrapped = TransparentDdp(module, **dataclasses.asdict(options))
         if not self._has_module:
             # the models are built alike on every rank; from here on each rank draws from a stream of its own
             seed_all(self._seed + self.ranks[0], self._device)

@@ -26,6 +26,7 @@ class Gates:
     def __init__(self, keeper: GateKeeper) -> None:
         self._keeper = keeper
         self._closed: list[tuple[Any, str, Any]] = []
+        self._is_acting = False
 
     def add(self, target: Any, methods: tuple[str, ...], name: str) -> None:
         """Let ``methods`` of ``target`` act once for each global step.
@@ -41,7 +42,15 @@ class Gates:
     def _gated(self, inner: Callable[..., Any], what: str) -> Callable[..., Any]:
         @functools.wraps(inner)  # with the mark that LR schedulers leave on ``step`` and look for later
         def gated(*args: Any, **kwargs: Any) -> Any:
-            return inner(*args, **kwargs) if self._keeper.may_act(what) else None
+            if self._is_acting:  # GradScaler.step calls the optimizer's, which the script did not
+                return inner(*args, **kwargs)
+            if not self._keeper.may_act(what):
+                return None
+            self._is_acting = True
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                self._is_acting = False
 
         return gated
 

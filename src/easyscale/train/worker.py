@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
-import multiprocessing
+import multiprocessing.util
 import os
 import shutil
 import signal
@@ -64,8 +64,9 @@ def _separate(config: WorkerConfig) -> None:
 
 
 def _end_with_launcher(config: WorkerConfig) -> None:
-    """The launcher is gone and cannot clean up: leave no process and no rendezvous folder."""
-    shutil.rmtree(Path(config.store_path).parent, ignore_errors=True)
+    """The launcher is gone and cannot clean up: leave no process and no temporary folder of the run."""
+    for folder in (Path(config.store_path).parent, multiprocessing.util.get_temp_dir()):
+        shutil.rmtree(folder, ignore_errors=True)
     os.killpg(0, signal.SIGKILL)
 
 

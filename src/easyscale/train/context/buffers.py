@@ -71,9 +71,11 @@ class ModuleBuffers:
         """Keep what must be kept of the EST whose turn ends."""
         if self._is_alone or not self._places:
             return
-        is_changed = self._seen != _versions(self._live())
-        if not self._is_shared or (virtual_rank == 0 and is_changed):
-            self._kept[virtual_rank] = [buffer.clone() for buffer in self._live()]
+        if virtual_rank != 0 and self._is_shared:
+            return
+        live = self._live()
+        if not self._is_shared or self._seen != _versions(live):
+            self._kept[virtual_rank] = [buffer.clone() for buffer in live]
 
     def end_pass(self, broadcast: Callable[[list[Tensor]], None] | None) -> None:
         """Leave virtual rank 0's buffers in the module, on every worker.

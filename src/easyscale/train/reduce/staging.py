@@ -17,6 +17,9 @@ Grads = list[Tensor | None]
 """One gradient for each parameter of the job, in a fixed order; None where an EST did not use it."""
 
 
+_PART_BYTES = 1 << 18
+
+
 class Shelf(Protocol):
     """Where sums wait while the next EST computes."""
 
@@ -79,13 +82,12 @@ class Staging:
         self._is_tree = is_tree
         self._shelf = shelf
         self._held: dict[Node, Grads] = {}
+        self._ranges: list[tuple[int, int]] = []
 
     def push(self, virtual_rank: int, grads: Grads) -> None:
         """Take the gradients of an EST whose turn is over; they belong to the staging from now on."""
         node, siblings = self.merges(virtual_rank)
-        for held in self._pop(siblings):
-            grads = [_add(left, right) for left, right in zip(held, grads, strict=True)]
-        self._held[node] = self._shelf.put(grads)
+        self._held[node] = self._shelf.put(self._add_up(grads, siblings, 1.0))
 
     def complete(self, virtual_rank: int, grads: Grads, used: Sequence[int], scale: float) -> Grads:
         """The sum over all ESTs, times ``scale``, when all ran here and ``virtual_rank`` is the last one.
@@ -93,20 +95,36 @@ class Staging:
         Args:
             used: how many ESTs used each parameter; one that none used is left as it is in ``grads``.
         """
-        waiting = self._pop(self.merges(virtual_rank)[1])
-        # parameter by parameter through all levels: what was just added is still in the processor's cache
-        return [
-            self._add_up(number, grad, waiting, scale) if used[number] else grad for number, grad in enumerate(grads)
-        ]
+        siblings = self.merges(virtual_rank)[1]
+        if all(used):
+            return self._add_up(grads, siblings, scale)
+        total = self._add_up([g if u else None for g, u in zip(grads, used, strict=True)], siblings, scale)
+        return [t if u else g for t, g, u in zip(total, grads, used, strict=True)]
 
-    def _pop(self, nodes: list[Node]) -> list[Grads]:
-        return [self._shelf.take(self._held.pop(node)) for node in nodes]
+    def _add_up(self, grads: Grads, siblings: list[Node], scale: float) -> Grads:
+        """Add what waits to ``grads``, part by part through all levels: a part stays in the processor's cache."""
+        waiting = [self._shelf.take(self._held.pop(node)) for node in siblings]
+        total: Grads = []
+        for start, stop in self._parts(grads):
+            part = grads[start:stop]
+            for held in waiting:
+                part = _add(held[start:stop], part)
+            present = [grad for grad in part if grad is not None]
+            if scale != 1.0 and present:
+                torch._foreach_mul_(present, scale)
+            total += part
+        return total
 
-    @staticmethod
-    def _add_up(number: int, grad: Tensor | None, waiting: list[Grads], scale: float) -> Tensor | None:
-        for held in waiting:
-            grad = _add(held[number], grad)
-        return grad if grad is None or scale == 1.0 else grad.mul_(scale)
+    def _parts(self, grads: Grads) -> list[tuple[int, int]]:
+        """Ranges of parameters whose gradients fit into a processor's cache together."""
+        if not self._ranges or self._ranges[-1][1] != len(grads):
+            self._ranges, start, size = [], 0, 0
+            for number, grad in enumerate(grads):
+                size += 0 if grad is None else grad.nbytes
+                if size >= _PART_BYTES or number == len(grads) - 1:
+                    self._ranges.append((start, number + 1))
+                    start, size = number + 1, 0
+        return self._ranges
 
     def merges(self, virtual_rank: int) -> tuple[Node, list[Node]]:
         """The sum that ``virtual_rank`` completes with what is held, and what it is added to, in this order."""
@@ -135,8 +153,15 @@ class Staging:
         return len(self._held)
 
 
-def _add(left: Tensor | None, right: Tensor | None) -> Tensor | None:
+def _add(left: Grads, right: Grads) -> Grads:
     """``left + right`` in place of ``left``. A gradient that is missing counts as zeros, as in DDP."""
+    if all(grad is not None for grad in left) and all(grad is not None for grad in right):
+        torch._foreach_add_(left, right)  # type: ignore[arg-type]
+        return left
+    return [_add_one(a, b) for a, b in zip(left, right, strict=True)]
+
+
+def _add_one(left: Tensor | None, right: Tensor | None) -> Tensor | None:
     if left is None or right is None:
         present = right if left is None else left
         # x + 0 is x, except that -0 + 0 is 0: add it, or the sign would tell which worker did the sum
