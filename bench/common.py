@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import json
 import os
@@ -15,6 +16,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 
 
 class Cnn(nn.Module):
@@ -65,6 +68,17 @@ def text_batch() -> tuple[Tensor, Tensor]:
 def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     x, y = batch
     return F.cross_entropy(model(x).flatten(0, -2), y.flatten())
+
+
+def keep_heap() -> None:
+    """Let glibc keep freed memory, on all sides alike.
+
+    Otherwise it gives the top of the heap back to the system and takes it again within a step, or not, as the order of
+    allocations happens to be: thousands of page faults, or none, for the very same code (docs/log.md).
+    """
+    libc = ctypes.CDLL(None)
+    for parameter in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
+        libc.mallopt(parameter, 1 << 30)
 
 
 def interleave(runs: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:

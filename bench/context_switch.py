@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import easyscale
-from common import Cnn, Transformer, cnn_batch, interleave, loss_of, peak_mib, ratio, report, text_batch
+from common import Cnn, Transformer, cnn_batch, interleave, keep_heap, loss_of, peak_mib, ratio, report, text_batch
 
 ESTS = 8
 CASES = {"cnn": (Cnn, cnn_batch), "transformer": (Transformer, text_batch)}
@@ -94,6 +94,7 @@ def measure(name: str, rounds: int) -> dict[str, float]:
 
 
 def main() -> None:
+    keep_heap()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--memory", nargs=2, metavar=("MODEL", "SIDE"), help="print one side's peak memory in MiB")

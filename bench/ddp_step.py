@@ -21,7 +21,7 @@ import torch.multiprocessing as multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 
 import easyscale
-from common import Transformer, interleave, loss_of, peak_mib, ratio, report
+from common import Transformer, interleave, keep_heap, loss_of, peak_mib, ratio, report
 from easyscale.core.placement import Placement
 from easyscale.train import runtime
 
@@ -70,6 +70,7 @@ def elastic(session: easyscale.Session) -> Callable[[], float]:
 
 
 def process(rank: int, size: int, folder: str, sides: list[str], rounds: int, results: Any) -> None:
+    keep_heap()
     torch.set_num_threads(1)
     store = dist.FileStore(f"{folder}/ddp", size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(minutes=5))
@@ -80,7 +81,7 @@ def process(rank: int, size: int, folder: str, sides: list[str], rounds: int, re
         runs = {side: makers[side]() for side in sides}
         interleave(runs, 3)
         times = interleave(runs, rounds)
-        results.put((times, peak_mib(), session.bytes_sent / (session.global_step or 1)))
+        results.put((times, peak_mib(), session.bytes_sent / (session.global_step + 1)))
         dist.barrier()
     dist.destroy_process_group()
 

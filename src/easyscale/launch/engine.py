@@ -132,7 +132,6 @@ class LocalRun:
                 self._handle(worker, message)
         except EasyScaleError as error:
             self._fail(Failure("died", f"worker {worker.rank} cannot be understood: {error}"))
-            worker.close()
 
     def _bury(self, worker: WorkerProcess) -> None:
         """The process has ended: hear what it still said; an end without last words is a failure."""

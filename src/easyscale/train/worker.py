@@ -25,6 +25,9 @@ from easyscale.train.process.channel import Channel, Termination
 from easyscale.train.process.observer import DumpTaken, LauncherObserver
 from easyscale.train.process.output import OutputRouter
 
+_LAUNCHER_END_S = 1.0
+"""Between the end of a dying launcher's connection and its own."""
+
 
 def main(config_json: str, connection: Connection) -> None:
     """Be worker ``config.worker_rank``; ends with ``SystemExit``."""
@@ -64,9 +67,13 @@ def _separate(config: WorkerConfig) -> None:
 
 
 def _end_with_launcher(config: WorkerConfig) -> None:
-    """The launcher is gone and cannot clean up: leave no process and no temporary folder of the run."""
-    for folder in (Path(config.store_path).parent, multiprocessing.util.get_temp_dir()):
-        shutil.rmtree(folder, ignore_errors=True)
+    """The connection is cut: if the launcher is gone and cannot clean up, leave nothing of the run."""
+    launcher = multiprocessing.parent_process()
+    assert launcher is not None
+    launcher.join(_LAUNCHER_END_S)
+    if not launcher.is_alive():
+        for folder in (Path(config.store_path).parent, multiprocessing.util.get_temp_dir()):
+            shutil.rmtree(folder, ignore_errors=True)
     os.killpg(0, signal.SIGKILL)
 
 
