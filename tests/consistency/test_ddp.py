@@ -34,11 +34,17 @@ _EPOCHS_FOR_TEN_STEPS = {2: 2, 3: 2, 4: 2, 5: 3, 8: 6}
 """Of the smallest data set; the others are longer."""
 
 
+ODD = {2: "1|0", 3: "2,0|1", 4: "3,0|2|1", 5: "4,1|0,2,3", 8: "7,0,3|1,6|2,5,4"}
+"""For each number of ESTs a placement that is neither even nor in order."""
+
+
 def placements(num_ests: int) -> list[str]:
-    """One worker, two, one for each EST, and one that is neither even nor in order."""
-    even = {str(Placement.even(num_ests, workers)) for workers in (1, 2, num_ests)}
-    odd = {2: "1|0", 3: "2,0|1", 4: "3,0|2|1", 5: "4,1|0,2,3", 8: "7,0,3|1,6|2,5,4"}[num_ests]
-    return [*sorted(even), odd]
+    """On one worker, on two, on one for each EST, and in no order."""
+    return [*sorted({str(Placement.even(num_ests, workers)) for workers in (1, 2, num_ests)}), ODD[num_ests]]
+
+
+def one_and_odd(num_ests: int) -> list[str]:
+    return [str(Placement.even(num_ests, 1)), ODD[num_ests]]
 
 
 def assert_equals_ddp(
@@ -55,9 +61,9 @@ def assert_equals_ddp(
 
 
 @pytest.mark.parametrize("case", ["cnn", "patchy"])
-@pytest.mark.parametrize("num_ests", [2, 3])
+@pytest.mark.parametrize("num_ests", [2, 5])  # 3 are too few: up or down the ring, the first two commute
 def test_equals_ddp_in_short(jobs: Jobs, ddp: Oracle, num_ests: int, case: str) -> None:
-    assert_equals_ddp(jobs, ddp, num_ests, case, placements(num_ests)[:2])
+    assert_equals_ddp(jobs, ddp, num_ests, case, one_and_odd(num_ests))
 
 
 @pytest.mark.slow
@@ -83,26 +89,26 @@ def test_equals_ddp(jobs: Jobs, ddp: Oracle, num_ests: int, case: str) -> None:
 def test_equals_ddp_with_its_options(
     jobs: Jobs, ddp: Oracle, num_ests: int, case: str, options: dict[str, Any]
 ) -> None:
-    assert_equals_ddp(jobs, ddp, num_ests, case, placements(num_ests)[1:], **options)
+    assert_equals_ddp(jobs, ddp, num_ests, case, one_and_odd(num_ests), **options)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cap", [0.0001, 0.001])
 @pytest.mark.parametrize("num_ests", [3, 5])
 def test_equals_ddp_with_unused_parameters_in_many_buckets(jobs: Jobs, ddp: Oracle, num_ests: int, cap: float) -> None:
-    assert_equals_ddp(jobs, ddp, num_ests, "patchy", placements(num_ests)[1:], bucket_cap_mb=cap)
+    assert_equals_ddp(jobs, ddp, num_ests, "patchy", one_and_odd(num_ests), bucket_cap_mb=cap)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ests", [3, 5, 8])
 def test_equals_ddp_with_a_bucket_above_4_mb(jobs: Jobs, ddp: Oracle, num_ests: int) -> None:
-    assert_equals_ddp(jobs, ddp, num_ests, "wide", placements(num_ests)[1:3])
+    assert_equals_ddp(jobs, ddp, num_ests, "wide", one_and_odd(num_ests))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ests", [2, 3])
 def test_equals_ddp_with_data_workers(jobs: Jobs, ddp: Oracle, num_ests: int) -> None:
-    assert_equals_ddp(jobs, ddp, num_ests, "augmented_by_workers", placements(num_ests))
+    assert_equals_ddp(jobs, ddp, num_ests, "augmented_by_workers", one_and_odd(num_ests))
 
 
 @pytest.mark.slow
@@ -110,7 +116,7 @@ def test_equals_ddp_with_data_workers(jobs: Jobs, ddp: Oracle, num_ests: int) ->
 @pytest.mark.parametrize("num_ests", [2, 3, 5])
 def test_drop_in_form_equals_ddp(jobs: Jobs, ddp: Oracle, num_ests: int, case: str) -> None:
     expected = ddp(num_ests, case)[0]["steps"]
-    for placement in placements(num_ests):
+    for placement in one_and_odd(num_ests):
         found = jobs.run(placement, case, "drop_in", overrides=RING)["steps"]
         assert_same_steps(found, expected, f"{case} in the drop-in form on {placement} against DDP")
 
@@ -120,7 +126,7 @@ def test_drop_in_form_equals_ddp(jobs: Jobs, ddp: Oracle, num_ests: int, case: s
 @pytest.mark.parametrize("num_ests", [2, 3, 4, 5, 8])
 def test_tree_equals_ddp_with_a_hook_that_adds_in_tree_order(jobs: Jobs, ddp: Oracle, num_ests: int, case: str) -> None:
     expected = ddp(num_ests, case, hook="tree")[0]["steps"]
-    for placement in placements(num_ests):
+    for placement in one_and_odd(num_ests):
         found = jobs.run(placement, case, overrides=TREE)["steps"]
         assert_same_steps(found, expected, f"{case} in tree order on {placement} against DDP with a hook")
 

@@ -46,8 +46,8 @@ FAST = ["cnn", "patchy", "gan"]
 
 
 def even_placements(num_ests: int) -> list[str]:
-    """One for each number of workers."""
-    return [str(Placement.even(num_ests, workers)) for workers in range(1, num_ests + 1)]
+    """One for each number of workers; as many workers as ESTs is what the others are compared with."""
+    return [str(Placement.even(num_ests, workers)) for workers in range(1, max(2, num_ests))]
 
 
 def others(num_ests: int) -> list[str]:
@@ -98,6 +98,12 @@ def test_placements_agree_with_carried_streams_and_a_ring(jobs: Jobs, form: str,
         assert_placements_agree(
             jobs, placements, case, form, overrides=overrides, find_unused_parameters=case == "patchy"
         )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["cnn", "transformer", "gan"])
+def test_a_run_repeats(jobs: Jobs, case: str) -> None:
+    assert_placements_agree(jobs, ["0|1|2|3"], case, "two_loop")
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ class Loops:
         is_carried: whether ESTs carry their random streams from step to step (``rng="ddp"``).
 
     Attributes:
-        global_step: the step that runs or comes next, from 0.
+        running_step: steps that are over, which is the number of the step that runs.
         epoch: the epoch that runs, from 0.
         epoch_in_use: the same, or None where the script does not use ``epochs``.
         evaluating: the virtual rank whose evaluation batch is in the script's hands.
@@ -37,7 +37,7 @@ class Loops:
     def __init__(
         self, turns: Turns | PlainTurns, prepared: Prepared, observer: Observer, log: Log, *, is_carried: bool
     ) -> None:
-        self.global_step = 0
+        self.running_step = 0
         self.epoch = 0
         self.epoch_in_use: int | None = None
         self.evaluating: int | None = None
@@ -50,12 +50,21 @@ class Loops:
         self._num_epochs: int | None = None
         self._total: int | None = None
         self._broken: str | None = None
+        self._left_at: float | None = None
         self._is_closed = False
 
+    @property
+    def global_step(self) -> int:
+        """The step that runs or comes next, from 0."""
+        return self.running_step + (self._left_at is not None)
+
     def check(self) -> None:
-        """Refuse to go on after a step that was left half-way."""
+        """The script goes on: end the step whose loop it left, or refuse if that was half-way."""
         if self._broken is not None:
             raise UsageError(self._broken)
+        if self._left_at is not None:
+            started, self._left_at = self._left_at, None
+            self._end_step(started)
 
     def epochs(self, count: int) -> Iterator[int]:
         self.check()
@@ -108,11 +117,14 @@ class Loops:
             stream.close()
 
     def _leave(self, step: Step | None, started: float) -> None:
-        """The script left the outer loop: the step counts if its inner loop ran to its end."""
+        """The script left the outer loop: the step counts if its inner loop ran to its end.
+
+        By an exception or by ``break``, which look alike from here, so the step is ended when the script goes on.
+        """
         if step is None or self._is_closed:
             return
         if step.is_complete:
-            self._end_step(started)
+            self._left_at = started
             return
         try:
             step.end()
@@ -165,7 +177,7 @@ class Loops:
             return
         if self._turns.is_synced and self.calls.has_any:
             self._turns.end_turn()
-            self._end_step(started)
+            self._left_at = started
             return
         if is_begun or self.calls.has_any:
             self._broken = (
@@ -184,7 +196,7 @@ class Loops:
 
     def _end_step(self, started: float) -> None:
         record = StepRecord(
-            self.global_step,
+            self.running_step,
             self.epoch,
             self._total,
             time.perf_counter() - started,
@@ -192,7 +204,7 @@ class Loops:
             self._prepared.fingerprint,
             self._prepared.state,
         )
-        self.global_step += 1
+        self.running_step += 1
         self._observer.step(record)
 
     def close(self) -> None:

@@ -37,8 +37,6 @@ class Session:
         is_carried = job.spec.rng == "ddp" or job.spec.backend == "ddp"
         self._loops = Loops(job.turns, self._prepared, observer, self._log, is_carried=is_carried)
 
-    # --- who and where -------------------------------------------------------------------------------------------
-
     @property
     def num_ests(self) -> int:
         """Number of ESTs: what a DDP script calls the world size. Fixed for the job's life."""
@@ -74,6 +72,11 @@ class Session:
         return self._loops.global_step
 
     @property
+    def running_step(self) -> int:
+        """The global step in which an error would be: ``global_step``, unless its loop was just left."""
+        return self._loops.running_step
+
+    @property
     def epoch(self) -> int:
         """The epoch that runs, from 0."""
         return self._loops.epoch
@@ -92,8 +95,6 @@ class Session:
     def most_gradient_copies(self) -> int:
         """Gradient copies that this worker held at once, at most."""
         return self._turns.most_gradient_copies
-
-    # --- prepare -------------------------------------------------------------------------------------------------
 
     def prepare(
         self,
@@ -139,8 +140,6 @@ class Session:
         self._registered[name] = obj
         return obj
 
-    # --- loops ---------------------------------------------------------------------------------------------------
-
     def epochs(self, count: int) -> Iterator[int]:
         """Epochs ``0 .. count - 1``; they choose the permutation of prepared loaders, as ``set_epoch`` does."""
         return self._loops.epochs(count)
@@ -169,8 +168,6 @@ class Session:
             return False
         self._turns.finish()
         return True
-
-    # --- what the script reports ---------------------------------------------------------------------------------
 
     def log(self, **scalars: Any) -> None:
         """File numbers under the EST whose turn it is and the global step, each once.
@@ -208,8 +205,6 @@ class Session:
         """SHA-256 (hex) over parameters, buffers and optimizer state in a fixed order."""
         self._loops.check()
         return combine(self.fingerprint())
-
-    # --- the end -------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
         """The script ended well.

@@ -14,6 +14,7 @@ import os
 import shutil
 import signal
 import sys
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -119,7 +120,8 @@ class _Run:
         worker_rank, session = self._config.worker_rank, self._observer.find_session()
         if session is None:
             return Finished(worker_rank, global_steps=self._observer.steps, num_ests=0)
-        session.finish()
+        with suppress(DumpTaken):
+            session.finish()
         finished = Finished(
             worker_rank,
             global_steps=session.global_step,

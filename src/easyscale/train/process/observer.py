@@ -38,7 +38,6 @@ class LauncherObserver:
         self._output = output
         self._turn: int | None = None
         self._broken_turn: int | None = None
-        self._broken_step: int | None = None
         self.session: Session | None = None
         self.steps = 0
 
@@ -50,17 +49,14 @@ class LauncherObserver:
     @property
     def failed_step(self) -> int | None:
         """The global step that runs; None before the first one."""
-        if self._broken_step is not None:
-            return self._broken_step
         session = self.find_session()
         if session is not None:
-            return session.global_step
+            return session.running_step
         return self.steps if self.steps or self.failed_turn is not None else None
 
     def turn(self, virtual_rank: int | None) -> None:
         self._broken_turn = self._turn if virtual_rank is None and _is_iterator_dropped() else None
         self._turn = virtual_rank
-        self._broken_step = None
         if self.session is None:
             self.find_session()
         self._output.turn(virtual_rank)
@@ -77,7 +73,6 @@ class LauncherObserver:
     def step(self, record: StepRecord) -> None:
         self.steps += 1
         self._broken_turn = None
-        self._broken_step = record.global_step if _is_iterator_dropped() else None
         self.find_session()
         is_watched = self._watch.digests and self._is_main
         tensors = record.fingerprint() if is_watched else None
@@ -106,5 +101,5 @@ class LauncherObserver:
 
 
 def _is_iterator_dropped() -> bool:
-    """Whether an iterator is being closed under us: its loop was left, and the turn or step ends in passing."""
+    """Whether an iterator is being closed under us: its loop was left, and the turn ends in passing."""
     return sys.exc_info()[0] is GeneratorExit
