@@ -28,8 +28,7 @@ def check_module(module: nn.Module, device: torch.device) -> None:
         if isinstance(part, nn.SyncBatchNorm):
             raise RefusedError(
                 f"{where} is a SyncBatchNorm, which needs all ESTs at once, but ESTs take turns on a worker: use "
-                "BatchNorm "
-                f"(DDP's default), GroupNorm or LayerNorm"
+                "BatchNorm (DDP's default), GroupNorm or LayerNorm"
             )
         if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
             raise RefusedError(f"{where} has sparse=True, and sparse gradients are not supported yet: use sparse=False")
@@ -64,10 +63,8 @@ def check_optimizer(optimizer: torch.optim.Optimizer, modules: Sequence[nn.Modul
         group_number, number = outside[0]
         raise RefusedError(
             f"{type(optimizer).__name__} holds {len(outside)} parameter(s) of no prepared model (first: number "
-            f"{number} of "
-            f"group {group_number}), whose gradients nobody would average: prepare their model in the same call or "
-            "before, "
-            f"and build the optimizer from that model's parameters"
+            f"{number} of group {group_number}), whose gradients nobody would average: prepare their model in the "
+            "same call or before, and build the optimizer from that model's parameters"
         )
 
 
@@ -107,6 +104,5 @@ def describe_unknown(item: Any) -> str:
     """What to say of an object that ``prepare`` does not take."""
     return (
         f"session.prepare got {type(item).__name__}: it takes modules, optimizers, DataLoaders, LR schedulers, "
-        "GradScalers "
-        f"and AveragedModels. For other state that must survive use session.register(name, object)"
+        "GradScalers and AveragedModels. For other state that must survive use session.register(name, object)"
     )

@@ -104,8 +104,7 @@ def _device(asked: str | None, context: WorkerContext) -> torch.device:
     if local >= available:
         raise RefusedError(
             f"worker {context.worker_rank} needs a GPU of its own, but there are {available}: start fewer workers, "
-            "each can "
-            f"run several ESTs"
+            "each can run several ESTs"
         )
     allow_deterministic_cublas()
     torch.cuda.set_device(local)

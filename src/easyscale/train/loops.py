@@ -87,8 +87,7 @@ class Loops:
         if not isinstance(source, ElasticLoader):
             raise RefusedError(
                 f"session.steps got {type(source).__name__}, which was never prepared: use the loader that "
-                "session.prepare "
-                f"returned, or a number of steps"
+                "session.prepare returned, or a number of steps"
             )
         stream = self._open(source, accumulate)
         return self._steps(stream, len(source), accumulate)
@@ -183,8 +182,7 @@ class Loops:
             self._broken = (
                 f"the loop was left in the turn of virtual rank {self._turns.rank}, in the middle of global step "
                 f"{self.global_step}: other ESTs of it have not run. Leave it where session.sync_gradients is true, "
-                "or before "
-                f"the first mini-batch of a step is used"
+                "or before the first mini-batch of a step is used"
             )
         self._turns.abort()
 

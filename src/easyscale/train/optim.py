@@ -94,11 +94,10 @@ class StepCalls:
         elif self._first != self._now:
             odd = sorted(set(self._first) ^ set(self._now)) or self._now
             raise UsageError(
-                f"the turn of virtual rank {virtual_rank} called {', '.join(self._now) or 'no update'}, but the first "
-                "turn of "
-                f"this step called {', '.join(self._first) or 'none'} ({', '.join(odd)} differs): in the drop-in form "
-                "every "
-                f"mini-batch of a global step must make the same calls. Counting mini-batches does not, since a worker "
-                f"runs several of one step: use session.global_step, or session.steps(loader, accumulate=k)"
+                f"the turn of virtual rank {virtual_rank} called {', '.join(self._now) or 'no update'}, but the "
+                f"first turn of this step called {', '.join(self._first) or 'none'} ({', '.join(odd)} differs): in "
+                "the drop-in form every mini-batch of a global step must make the same calls. Counting mini-batches "
+                "does not, since a worker runs several of one step: use session.global_step, or "
+                "session.steps(loader, accumulate=k)"
             )
         self._now = []

@@ -44,9 +44,7 @@ class Session:
 
     @property
     def virtual_rank(self) -> int:
-        """The EST whose turn it is: what a DDP script calls its rank. Outside turns the lowest that this worker
-        hosts.
-        """
+        """The EST whose turn it is: what a DDP script calls its rank. Outside turns the lowest one hosted here."""
         if self._turns.rank is not None:
             return self._turns.rank
         return min(self._turns.ranks) if self._loops.evaluating is None else self._loops.evaluating
@@ -132,8 +130,7 @@ class Session:
         if not isinstance(obj, dict) and not has_state:
             raise RefusedError(
                 f"session.register({name!r}, ...) got {type(obj).__name__}: it takes a dict, or an object with "
-                "state_dict() "
-                f"and load_state_dict()"
+                "state_dict() and load_state_dict()"
             )
         if name in self._registered:
             raise RefusedError(f"{name!r} is registered already: give each object a name of its own")
@@ -159,9 +156,8 @@ class Session:
             return True
         if not self._turns.is_drop_in:
             raise UsageError(
-                f"{what} was called in the inner loop over a step, where other ESTs may not have run yet: call it in "
-                "the "
-                f"outer body of `for step in session.steps(loader):`, after the inner loop"
+                f"{what} was called in the inner loop over a step, or after a break out of it, where other ESTs have "
+                "not run yet: call it in the outer body of `for step in session.steps(loader):`, after the inner loop"
             )
         self._loops.calls.note(what)
         if not self._turns.is_last:

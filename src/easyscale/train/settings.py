@@ -24,9 +24,7 @@ class Settings:
 
     @classmethod
     def for_job(cls, threads: int) -> Settings:
-        """What a job needs. Deterministic algorithms do not need uninitialised memory to be filled, which costs
-        time.
-        """
+        """What a job needs; uninitialised memory is not filled, which takes time and changes no result."""
         return cls(threads, True, False, False, False, True)
 
     @classmethod

@@ -96,8 +96,8 @@ class Step:
             self._turns.abort()
             raise UsageError(
                 f"the inner loop over global step {self.global_step} was left in the turn of virtual rank "
-                f"{self._left_in}, "
-                f"so other ESTs have not run: let `for batch in step:` run to its end (leave the outer loop instead)"
+                f"{self._left_in}, so other ESTs have not run: let `for batch in step:` run to its end (leave the "
+                "outer loop instead)"
             )
         if self._passes == 0:
             for rank in self._turns.ranks:

@@ -65,9 +65,8 @@ def job_sum(value: Any, num_ests: int, channel: Channel | None) -> Any:
     if isinstance(value, Tensor) and not value.is_floating_point() and not value.is_complex():
         return _sum_integers(value, channel)
     raise UsageError(
-        f"session.sum got a floating-point {type(value).__name__}: the order in which this worker added it up depends "
-        "on the "
-        f"placement, and so do its bits. Give integers (counts), or one number for each EST: "
+        f"session.sum got a floating-point {type(value).__name__}: the order in which this worker added it up "
+        "depends on the placement, and so do its bits. Give integers (counts), or one number for each EST: "
         f"session.sum({{virtual_rank: value}})"
     )
 

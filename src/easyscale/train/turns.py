@@ -151,10 +151,9 @@ class Turns:
         for (name, param), version in zip(self._params, self._versions, strict=True):
             if param._version != version:
                 raise UsageError(
-                    f"parameter {name} was changed in the turn of virtual rank {self.rank}, while other ESTs of global "
-                    f"step {self._position[0]} may still have to run with the old value: change parameters in the "
-                    "outer "
-                    f"body of `for step in session.steps(loader):`, or where session.sync_gradients is true"
+                    f"parameter {name} was changed in the turn of virtual rank {self.rank}, while other ESTs of "
+                    f"global step {self._position[0]} may still have to run with the old value: change parameters in "
+                    "the outer body of `for step in session.steps(loader):`, or where session.sync_gradients is true"
                 )
 
     def skip(self, virtual_rank: int, fetch: Callable[[], Any], *, draws_from_est: bool) -> None:

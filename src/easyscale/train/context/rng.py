@@ -76,9 +76,7 @@ class Seeder:
         self._tensor = torch.from_numpy(self._state)
 
     def __call__(self, *key: int | str) -> None:
-        """Set the generators from ``key``, which names the use: equal keys give equal streams, others unrelated
-        ones.
-        """
+        """Set the generators from ``key``, which names the use: other keys give unrelated streams."""
         stream = hashlib.shake_128(self._prefix + "/".join(map(str, key)).encode())
         material = stream.digest(4 * _STATE_WORDS + 72)
         self._words[:] = np.frombuffer(material, dtype="<u4", count=_STATE_WORDS)

@@ -96,8 +96,7 @@ def elastic(loader: DataLoader[Any], num_ests: int, number: int, seed: int, host
     if isinstance(loader.dataset, IterableDataset):
         raise RefusedError(
             f"the loader's dataset {type(loader.dataset).__name__} is an IterableDataset, whose samples cannot be "
-            "dealt "
-            f"out to ESTs by index in this version: give a map-style dataset (with __len__ and __getitem__)"
+            "dealt out to ESTs by index in this version: give a map-style dataset (with __len__ and __getitem__)"
         )
     return ElasticLoader(loader, LoaderOrder.of(loader, num_ests, seed), number, seed, host)
 

@@ -50,9 +50,8 @@ class LoaderOrder:
         samples = len(loader.dataset)  # type: ignore[arg-type]
         if batch_sampler is None:
             raise RefusedError(
-                "the loader has batch_size=None (no automatic batching), which cannot be dealt out to ESTs yet: give "
-                "it a "
-                "batch_size or a batch_sampler"
+                "the loader has batch_size=None (no automatic batching), which cannot be dealt out to ESTs yet: "
+                "give it a batch_size or a batch_sampler"
             )
         if type(batch_sampler) is not BatchSampler:
             return cls(num_ests, samples, seed, False, False, 1, False, batch_sampler=batch_sampler)

@@ -25,9 +25,7 @@ from easyscale.train.reduce.transport import RingTransport, Transport, any_true
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What was learned of a pass over a step: the modules are the same on every worker, the counts are this
-    worker's.
-    """
+    """What was learned of a pass: the modules are the same on every worker, the counts are this worker's."""
 
     modules: tuple[ReducedModule, ...]
     total_used: tuple[int, ...]

@@ -18,10 +18,9 @@ from easyscale.core.errors import UsageError
 from easyscale.train.reduce.staging import Grads
 
 ONE_BACKWARD = (
-    "backward() ran a second time for one mini-batch in the drop-in form (`for batch in loader:`), where all updates "
-    "of a "
-    "mini-batch must follow one backward: other ESTs of this step have not run yet. Add up the losses, or use the "
-    "two-loop form and pass over the step once for each update:\n"
+    "backward() ran a second time for one mini-batch in the drop-in form (`for batch in loader:`), where all "
+    "updates of a mini-batch must follow one backward: other ESTs of this step have not run yet. Add up the losses, "
+    "or use the two-loop form and pass over the step once for each update:\n"
     "    for step in session.steps(loader):\n"
     "        for batch in step: ...; loss_a.backward()\n"
     "        optimizer_a.step(); optimizer_a.zero_grad()\n"

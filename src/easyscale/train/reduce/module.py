@@ -55,9 +55,8 @@ class ReducedModule:
             return
         raise RefusedError(
             f"an EST left parameter {self.names[number - self.first]} unused after a first step in which all "
-            "parameters "
-            f"were used, and with reduction='ring' DDP's bits depend on knowing that before: give "
-            f"find_unused_parameters=True to session.prepare, or use reduction='tree'"
+            "parameters were used, and with reduction='ring' DDP's bits depend on knowing that before: give "
+            "find_unused_parameters=True to session.prepare, or use reduction='tree'"
         )
 
     def end_reduction(self, arrival: Sequence[int] | None) -> None:

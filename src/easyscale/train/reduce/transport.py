@@ -29,9 +29,7 @@ class Transport(Protocol):
     nodes: list[Node]
 
     def reduce(self, buffers: list[Tensor], elements: int) -> None:
-        """Leave the average in ``buffers[0][:elements]``; the buffers' length is a multiple of the number of
-        workers.
-        """
+        """Leave the average in ``buffers[0][:elements]``; a buffer's length is a multiple of the workers."""
 
 
 def choose_transport(placement: Placement, worker_rank: int, reduction: str, channel: Channel | None) -> Transport:
@@ -100,9 +98,7 @@ class ExchangeTransport:
 
 
 class TreeTransport:
-    """Any placement: the owner of each shard gets all sums of it, adds them along the tree, and all gather the
-    shards.
-    """
+    """Any placement: the owner of a shard gets all sums of it and adds them along the tree; all gather the shards."""
 
     def __init__(self, nodes: list[list[Node]], num_ests: int, channel: Channel) -> None:
         self.nodes = nodes[channel.rank]
