@@ -7,10 +7,10 @@ import importlib.metadata
 import json
 import os
 import platform
-import resource
 import statistics
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -70,11 +70,37 @@ def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return F.cross_entropy(model(x).flatten(0, -2), y.flatten())
 
 
+class HeapWatch:
+    """Highest size of all live allocations at the end of a forward, where activations and gradients meet.
+
+    Resident memory also holds what the allocator has not given back, which differs from run to run.
+    """
+
+    def __init__(self) -> None:
+        self.peak_mib = 0.0
+        self._libc = ctypes.CDLL(None)
+        self._libc.mallinfo2.restype = _MallInfo
+
+    def loss_of(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        loss = loss_of(model, batch)
+        info = self._libc.mallinfo2()
+        self.peak_mib = max(self.peak_mib, (info.uordblks + info.hblkhd) / 2**20)
+        return loss
+
+
+class _MallInfo(ctypes.Structure):
+    """``struct mallinfo2`` of mallinfo2(3)."""
+
+    _names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = [(name, ctypes.c_size_t) for name in _names.split()]
+
+
 def keep_heap() -> None:
     """Let glibc keep freed memory, on all sides alike.
 
     Otherwise it gives the top of the heap back to the system and takes it again within a step, or not, as the order of
-    allocations happens to be: thousands of page faults, or none, for the very same code (docs/log.md).
+    allocations happens to be: thousands of page faults, or none, for the very same code (docs/log.md). For times;
+    memory is measured without.
     """
     libc = ctypes.CDLL(None)
     for parameter in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
@@ -98,7 +124,9 @@ def ratio(times: dict[str, list[float]], ours: str, base: str) -> float:
 
 def peak_mib() -> float:
     """Highest resident memory of this process so far, in MiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    # getrusage would also count what the parent held when it started this process
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
 def report(name: str, **results: Any) -> None:

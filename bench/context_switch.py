@@ -2,12 +2,13 @@
 
 Same model, same mini-batches, same optimizer; one global step against one accumulated step, taken in turns. Ratio 1.00
 would mean that switching contexts costs nothing. Aim 1.00, not above 1.02. Each side's peak memory is measured in a
-process of its own.
+process of its own; live allocations may differ by the partial sums, three gradient copies for eight ESTs.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import subprocess
 import sys
@@ -19,9 +20,22 @@ import torch
 from torch import Tensor, nn
 
 import easyscale
-from common import Cnn, Transformer, cnn_batch, interleave, keep_heap, loss_of, peak_mib, ratio, report, text_batch
+from common import (
+    Cnn,
+    HeapWatch,
+    Transformer,
+    cnn_batch,
+    interleave,
+    keep_heap,
+    loss_of,
+    peak_mib,
+    ratio,
+    report,
+    text_batch,
+)
 
 ESTS = 8
+Loss = Callable[[nn.Module, tuple[Tensor, Tensor]], Tensor]
 CASES = {"cnn": (Cnn, cnn_batch), "transformer": (Transformer, text_batch)}
 
 
@@ -32,7 +46,7 @@ def build(name: str) -> tuple[nn.Module, torch.optim.Optimizer, list[tuple[Tenso
     return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), [make_batch() for _ in range(ESTS)]
 
 
-def accumulation(name: str) -> Callable[[], float]:
+def accumulation(name: str, loss_of: Loss = loss_of) -> Callable[[], float]:
     model, optimizer, batches = build(name)
 
     def step() -> float:
@@ -46,7 +60,7 @@ def accumulation(name: str) -> Callable[[], float]:
     return step
 
 
-def elastic(name: str, session: easyscale.Session) -> Callable[[], float]:
+def elastic(name: str, session: easyscale.Session, loss_of: Loss = loss_of) -> Callable[[], float]:
     model, optimizer, batches = build(name)
     model, optimizer = session.prepare(model, optimizer)
 
@@ -64,20 +78,25 @@ def elastic(name: str, session: easyscale.Session) -> Callable[[], float]:
     return lambda: next(steps)
 
 
-def memory_of(name: str, side: str) -> float:
+def memory_of(name: str, side: str) -> dict[str, float]:
+    """Peaks of one side in MiB, in a process of its own."""
     command = [sys.executable, str(Path(__file__).resolve()), "--memory", name, side]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    found: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return {f"{side}_{what}": size for what, size in found.items()}
 
 
 def only_memory(name: str, side: str) -> None:
+    watch = HeapWatch()
     with easyscale.session(seed=0, num_ests=ESTS) as session:
-        step = elastic(name, session) if side == "elastic" else accumulation(name)
+        loss = watch.loss_of
+        step = elastic(name, session, loss) if side == "elastic" else accumulation(name, loss)
         for _ in range(5):
             step()
-        print(peak_mib())
+        print(json.dumps({"live_mib": round(watch.peak_mib, 2), "resident_mib": round(peak_mib(), 1)}))
 
 
 def measure(name: str, rounds: int) -> dict[str, float]:
+    keep_heap()
     with easyscale.session(seed=0, num_ests=ESTS) as session:
         runs = {"accumulation": accumulation(name), "elastic": elastic(name, session)}
         interleave(runs, 5)
@@ -87,14 +106,13 @@ def measure(name: str, rounds: int) -> dict[str, float]:
         "ratio": round(ratio(times, "elastic", "accumulation"), 4),
         "accumulation_ms": round(1e3 * statistics.median(times["accumulation"]), 2),
         "elastic_ms": round(1e3 * statistics.median(times["elastic"]), 2),
-        "accumulation_peak_mib": round(memory_of(name, "accumulation"), 1),
-        "elastic_peak_mib": round(memory_of(name, "elastic"), 1),
+        **memory_of(name, "accumulation"),
+        **memory_of(name, "elastic"),
         "gradient_copy_mib": round(gradients, 2),
     }
 
 
 def main() -> None:
-    keep_heap()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--memory", nargs=2, metavar=("MODEL", "SIDE"), help="print one side's peak memory in MiB")

@@ -21,7 +21,7 @@ import torch.multiprocessing as multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 
 import easyscale
-from common import Transformer, interleave, keep_heap, loss_of, peak_mib, ratio, report
+from common import HeapWatch, Transformer, interleave, keep_heap, loss_of, peak_mib, ratio, report
 from easyscale.core.placement import Placement
 from easyscale.train import runtime
 
@@ -35,7 +35,7 @@ def build() -> tuple[torch.nn.Module, torch.optim.Optimizer, Any]:
     return model, torch.optim.SGD(model.parameters(), lr=0.01), batch
 
 
-def ddp() -> Callable[[], float]:
+def ddp(loss_of: Any = loss_of) -> Callable[[], float]:
     model, optimizer, batch = build()
     wrapped = DistributedDataParallel(model)
 
@@ -50,7 +50,7 @@ def ddp() -> Callable[[], float]:
     return step
 
 
-def elastic(session: easyscale.Session) -> Callable[[], float]:
+def elastic(session: easyscale.Session, loss_of: Any = loss_of) -> Callable[[], float]:
     model, optimizer, batch = build()
     model, optimizer = session.prepare(model, optimizer)
 
@@ -70,18 +70,21 @@ def elastic(session: easyscale.Session) -> Callable[[], float]:
 
 
 def process(rank: int, size: int, folder: str, sides: list[str], rounds: int, results: Any) -> None:
-    keep_heap()
+    if len(sides) > 1:  # for times; memory is measured as it is without
+        keep_heap()
     torch.set_num_threads(1)
     store = dist.FileStore(f"{folder}/ddp", size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(minutes=5))
     context = runtime.WorkerContext(rank, size, Placement.even(size, size), f"{folder}/elastic")
     runtime.install(context)
     with easyscale.session(seed=0) as session:
-        makers: dict[str, Callable[[], Callable[[], float]]] = {"ddp": ddp, "elastic": lambda: elastic(session)}
+        watch = HeapWatch()
+        loss = loss_of if len(sides) > 1 else watch.loss_of
+        makers = {"ddp": lambda: ddp(loss), "elastic": lambda: elastic(session, loss)}
         runs = {side: makers[side]() for side in sides}
         interleave(runs, 3)
         times = interleave(runs, rounds)
-        results.put((times, peak_mib(), session.bytes_sent / (session.global_step + 1)))
+        results.put((times, (watch.peak_mib, peak_mib()), session.bytes_sent / (session.global_step + 1)))
         dist.barrier()
     dist.destroy_process_group()
 
@@ -102,6 +105,12 @@ def run(size: int, sides: list[str], rounds: int) -> list[Any]:
     return found
 
 
+def memory_of(size: int, side: str) -> dict[str, float]:
+    """Peaks of the largest process of one side, in MiB."""
+    live, resident = zip(*(peaks for _, peaks, _ in run(size, [side], 3)), strict=True)
+    return {f"{side}_live_mib": round(max(live), 2), f"{side}_resident_mib": round(max(resident), 1)}
+
+
 def measure(size: int, rounds: int) -> dict[str, float]:
     found = run(size, ["ddp", "elastic"], rounds)
     slowest = {
@@ -113,8 +122,8 @@ def measure(size: int, rounds: int) -> dict[str, float]:
         "ratio": round(ratio(slowest, "elastic", "ddp"), 4),
         "ddp_ms": round(1e3 * statistics.median(slowest["ddp"]), 1),
         "elastic_ms": round(1e3 * statistics.median(slowest["elastic"]), 1),
-        "ddp_peak_mib": round(max(peak for _, peak, _ in run(size, ["ddp"], 3)), 1),
-        "elastic_peak_mib": round(max(peak for _, peak, _ in run(size, ["elastic"], 3)), 1),
+        **memory_of(size, "ddp"),
+        **memory_of(size, "elastic"),
         "bytes_over_ideal": round(max(sent for _, _, sent in found) / ideal, 5),
         "parameters": parameters,
     }

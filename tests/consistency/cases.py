@@ -23,6 +23,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, WeightedRandomSampler
 
 import easyscale
+from consistency import odd
 from consistency.recipes import (
     RECIPES,
     SEED,
@@ -74,7 +75,7 @@ def run(
     """
     placed = Placement.parse(placement)
     watcher = Watcher()
-    before = surroundings()
+    before, threads = surroundings(), set(threading.enumerate())
     runtime.install(
         runtime.WorkerContext(
             worker_rank=worker_rank,
@@ -95,6 +96,8 @@ def run(
         if current_session() is not None:
             current_session().close()
         runtime.install(None)
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(timeout=2.0)  # those of a loader's queues end by themselves, but not at once
     assert_unchanged(before, surroundings())
     return {"steps": watcher.steps, "scalars": watcher.scalars, "returned": returned, "bytes_sent": bytes_sent}
 
@@ -121,7 +124,7 @@ def two_loop(recipe: Recipe, epochs: int, options: Options) -> None:
                 nn.utils.clip_grad_norm_(model.parameters(), recipe.max_norm)
             optimizer.step()
             if (session.global_step + 1) % recipe.zero_every == 0:
-                optimizer.zero_grad()
+                optimizer.zero_grad(set_to_none=recipe.set_to_none)
             if lr_scheduler:
                 lr_scheduler.step()
 
@@ -133,7 +136,7 @@ def drop_in(recipe: Recipe, epochs: int, options: Options) -> None:
     for _ in session.epochs(epochs):
         for batch in loader:
             if session.global_step % recipe.zero_every == 0:
-                optimizer.zero_grad()
+                optimizer.zero_grad(set_to_none=recipe.set_to_none)
             loss = recipe.loss(model, batch, session.virtual_rank, session.global_step)
             loss.backward()
             session.log(loss=loss)
@@ -162,6 +165,7 @@ def loader_of(data: Data) -> DataLoader[Any]:
         shuffle=data.shuffle,
         drop_last=data.drop_last,
         num_workers=data.num_workers,
+        generator=None if data.generator_seed is None else torch.Generator().manual_seed(data.generator_seed),
     )
 
 
@@ -191,6 +195,47 @@ def gan(epochs: int, options: Options) -> None:
             optimizer_g.step()
             optimizer_g.zero_grad()
             optimizer_d.zero_grad()
+
+
+def uneven_gan(epochs: int, options: Options) -> None:
+    """The discriminator is updated once or twice in a step, the generator not in every step."""
+    session = easyscale.session(seed=SEED)
+    g, d = generator(), discriminator()
+    optimizer_g = torch.optim.Adam(g.parameters(), lr=0.02)
+    optimizer_d = torch.optim.Adam(d.parameters(), lr=0.01)
+    loader = loader_of(RECIPES["scalars"].data)
+    g, d, optimizer_g, optimizer_d, loader = session.prepare(g, d, optimizer_g, optimizer_d, loader, **options)
+    for _ in session.epochs(epochs):
+        for step in session.steps(loader):
+            for _ in range(1 + session.global_step % 2):
+                for real, _ in step:
+                    with torch.no_grad():
+                        fake = g(torch.randn(len(real), 3))
+                    both = d(torch.cat([fake, real]))
+                    (both[: len(real)] - both[len(real) :]).mean().backward()
+                optimizer_d.step()
+                optimizer_d.zero_grad()
+            if session.global_step % 3:
+                for real, _ in step:
+                    (-d(g(torch.randn(len(real), 3))).mean()).backward()
+                optimizer_g.step()
+                optimizer_g.zero_grad()
+                optimizer_d.zero_grad()
+
+
+def lazy(epochs: int, options: Options) -> None:
+    """Some ESTs run no backward in some steps, and in some steps none does."""
+    session = easyscale.session(seed=SEED)
+    model, optimizer, loader, _ = _prepared(session, RECIPES["scalars"], options)
+    for _ in session.epochs(epochs):
+        for step in session.steps(loader):
+            for x, y in step:
+                loss = F.mse_loss(model(x), y)
+                if session.global_step % 3 and (session.virtual_rank + session.global_step) % 2:
+                    loss.backward()
+                session.log(loss=loss)
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 def gan_drop_in(epochs: int, options: Options) -> None:
@@ -444,6 +489,8 @@ def traffic(epochs: int, options: Options) -> int:
 
 TWO_LOOP: dict[str, Callable[[int, Options], Any]] = {
     "gan": gan,
+    "uneven_gan": uneven_gan,
+    "lazy": lazy,
     "two_losses": two_losses,
     "accumulated": accumulated,
     "weighted": weighted,
@@ -453,6 +500,7 @@ TWO_LOOP: dict[str, Callable[[int, Options], Any]] = {
     "averaged_model": averaged_model,
     "two_models": two_models,
     "traffic": traffic,
+    **odd.SCRIPTS,
 }
 DROP_IN: dict[str, Callable[[int, Options], Any]] = {
     "gan": gan_drop_in,

@@ -23,6 +23,7 @@ from typing import Any
 _NURSERY = Path(__file__).with_name("nursery.py")
 _ERROR_GRACE_S = 5.0
 """How long other members may take to notice that one has failed."""
+_DIED = "ProcessDied"
 
 
 class MemberError(AssertionError):
@@ -119,13 +120,16 @@ class Fleet:
                 answers[member] = self._receive(member)
                 if answers[member][0] == "error":
                     deadline = min(deadline, time.monotonic() + _ERROR_GRACE_S)
+        if any(value[0] == _DIED for kind, value in answers.values() if kind == "error"):
+            self._kill()
+            self._forget()
         return answers
 
     def _receive(self, member: int) -> tuple[str, Any]:
         try:
             return self._members[member].recv()
         except (EOFError, OSError):
-            return "error", ("ProcessDied", f"process {self._pids[member]} is gone", "")
+            return "error", (_DIED, f"process {self._pids[member]} is gone", "")
 
     def _abandon(self, silent: list[int], answers: dict[int, tuple[str, Any]]) -> None:
         """Give up the members that have not answered; say where they are unless another one's error explains it."""

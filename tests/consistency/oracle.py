@@ -82,7 +82,7 @@ def plain(recipe: Recipe, epochs: int, wrap: Wrapper) -> tuple[Steps, list[float
                 nn.utils.clip_grad_norm_(model.parameters(), recipe.max_norm)
             optimizer.step()
             if (len(steps) + 1) % recipe.zero_every == 0:
-                optimizer.zero_grad()
+                optimizer.zero_grad(set_to_none=recipe.set_to_none)
             if lr_scheduler:
                 lr_scheduler.step()
             losses.append(loss.item())
@@ -119,6 +119,34 @@ def gan(_: None, epochs: int, wrap: Wrapper) -> tuple[Steps, list[float]]:
             losses.append(loss.item())
             steps.append(fingerprint([g, d], [optimizer_g, optimizer_d]))
     return steps, losses
+
+
+def uneven_gan(_: None, epochs: int, wrap: Wrapper) -> tuple[Steps, list[float]]:
+    """The discriminator is updated once or twice in a step, the generator not in every step."""
+    seed_everything(SEED)
+    g, d = generator(), discriminator()
+    ddp_g, ddp_d = wrap(g, d)
+    optimizer_g = torch.optim.Adam(ddp_g.parameters(), lr=0.02)
+    optimizer_d = torch.optim.Adam(ddp_d.parameters(), lr=0.01)
+    loader = rank_loader(RECIPES["scalars"].data)
+    steps: Steps = []
+    for epoch in range(epochs):
+        loader.sampler.set_epoch(epoch)
+        for real, _ in loader:
+            for _ in range(1 + len(steps) % 2):
+                with torch.no_grad():
+                    fake = ddp_g(torch.randn(len(real), 3))
+                both = ddp_d(torch.cat([fake, real]))
+                (both[: len(real)] - both[len(real) :]).mean().backward()
+                optimizer_d.step()
+                optimizer_d.zero_grad()
+            if len(steps) % 3:
+                (-ddp_d(ddp_g(torch.randn(len(real), 3))).mean()).backward()
+                optimizer_g.step()
+                optimizer_g.zero_grad()
+                optimizer_d.zero_grad()
+            steps.append(fingerprint([g, d], [optimizer_g, optimizer_d]))
+    return steps, [0.0] * len(steps)
 
 
 def two_losses(_: None, epochs: int, wrap: Wrapper) -> tuple[Steps, list[float]]:
@@ -170,6 +198,7 @@ def accumulated(_: None, epochs: int, wrap: Wrapper) -> tuple[Steps, list[float]
 
 PROGRAMS: dict[str, Callable[..., tuple[Steps, list[float]]]] = {
     "gan": gan,
+    "uneven_gan": uneven_gan,
     "two_losses": two_losses,
     "accumulated": accumulated,
 }
@@ -179,7 +208,14 @@ def rank_loader(data: Data) -> DataLoader[Any]:
     """This rank's share of the data, as every DDP tutorial has it."""
     dataset = data.dataset()
     sampler: DistributedSampler[Any] = DistributedSampler(dataset, shuffle=data.shuffle, seed=SEED)
-    return DataLoader(dataset, data.batch_size, sampler=sampler, drop_last=data.drop_last, num_workers=data.num_workers)
+    return DataLoader(
+        dataset,
+        data.batch_size,
+        sampler=sampler,
+        drop_last=data.drop_last,
+        num_workers=data.num_workers,
+        generator=None if data.generator_seed is None else torch.Generator().manual_seed(data.generator_seed),
+    )
 
 
 def seed_everything(seed: int) -> None:

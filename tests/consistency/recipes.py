@@ -31,6 +31,7 @@ class Data:
     shuffle: bool = True
     drop_last: bool = False
     num_workers: int = 0
+    generator_seed: int | None = None
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Recipe:
         options: options of DistributedDataParallel that a user of DDP must give for this model.
         max_norm: gradients are clipped to it before the optimizer steps.
         zero_every: ``zero_grad`` is called after every so many steps only.
+        set_to_none: how ``zero_grad`` empties; where it fills with zeros an unused parameter is updated all the same.
     """
 
     model: Callable[[], nn.Module]
@@ -51,6 +53,7 @@ class Recipe:
     options: Mapping[str, Any] = field(default_factory=dict)
     max_norm: float | None = None
     zero_every: int = 1
+    set_to_none: bool = True
 
 
 class Images(Dataset[Any]):
@@ -113,6 +116,30 @@ def cnn() -> nn.Module:
     )
 
 
+def cnn_channels_last() -> nn.Module:
+    """Parameters whose elements lie in another order in memory."""
+    return nn.Sequential(nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Conv2d(6, 4, 3), nn.Flatten(), nn.Linear(64, 10)).to(
+        memory_format=torch.channels_last  # type: ignore[call-overload]
+    )
+
+
+class Replacing(nn.Module):
+    """Buffers that are not changed in place but replaced by new tensors, one of them growing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 2)
+        self.register_buffer("mean", torch.zeros(6))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("history", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        self.calls = self.calls + 1
+        self.history = torch.cat([self.history, x.detach().mean().reshape(1)])
+        return self.layer(x - self.mean) + self.history.mean() / self.calls
+
+
 class Transformer(nn.Module):
     """A language model with dropout; the output layer is the embedding's own weight."""
 
@@ -131,10 +158,15 @@ class Transformer(nn.Module):
 
 
 class Patchy(nn.Module):
-    """Parameters that are frozen, tied, never used, or used by some virtual ranks in some steps."""
+    """Parameters that are frozen, tied, never used, or used by some virtual ranks in some steps.
 
-    def __init__(self) -> None:
+    Args:
+        all_until: in the steps before, every rank uses every parameter.
+    """
+
+    def __init__(self, all_until: int = 0) -> None:
         super().__init__()
+        self._all_until = all_until
         self.first = nn.Linear(6, 6)
         self.tied = nn.Linear(6, 6)
         self.tied.weight = self.first.weight
@@ -148,17 +180,33 @@ class Patchy(nn.Module):
 
     def forward(self, x: Tensor, rank: int, step: int) -> Tensor:
         x = self.tied(torch.tanh(self.frozen(self.first(x))))
-        if rank % 2 == 1:
+        uses_all = step < self._all_until
+        if uses_all:
+            x = x + self.never(x)
+        if uses_all or rank % 2 == 1:
             x = x + self.odd_ranks(x)
-        if step % 2 == 0:
+        if uses_all or step % 2 == 0:
             x = x + self.even_steps(x)
-        if (rank + step) % 3 == 0:
+        if uses_all or (rank + step) % 3 == 0:
             x = x + self.rank_and_step(x)
         return self.last(x)
 
 
+class Idle(nn.Module):
+    """One layer is never used, by no rank and in no step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 9)
+        self.never = nn.Linear(9, 9)
+        self.last = nn.Linear(9, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(x)))
+
+
 class MixedDtypes(nn.Module):
-    """Parameters of three dtypes, in turns."""
+    """Parameters of four dtypes, in turns."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,12 +214,14 @@ class MixedDtypes(nn.Module):
         self.float64_in = nn.Linear(8, 8, dtype=torch.float64)
         self.bfloat16_in = nn.Linear(8, 8, dtype=torch.bfloat16)
         self.float64_out = nn.Linear(8, 3, dtype=torch.float64)
+        self.float16_in = nn.Linear(3, 3, dtype=torch.float16)
         self.float32_out = nn.Linear(3, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.tanh(self.float64_in(self.float32_in(x).double()))
         x = torch.tanh(self.bfloat16_in(x.bfloat16()))
-        return self.float32_out(self.float64_out(x.double()).float())
+        x = self.float16_in(self.float64_out(x.double()).half())
+        return self.float32_out(x.float())
 
 
 class Wide(nn.Module):
@@ -256,6 +306,7 @@ def fit_patchy(model: nn.Module, batch: Any, rank: int, step: int) -> Tensor:
 
 _CNN = Recipe(cnn, Data(Images), classify, sgd, decay)
 _POINTS = Recipe(scalars, Data(Points), fit, adam)
+_PATCHY = Recipe(Patchy, Data(Points), fit_patchy, adam, options={"find_unused_parameters": True})
 
 RECIPES: dict[str, Recipe] = {
     "cnn": _CNN,
@@ -265,10 +316,15 @@ RECIPES: dict[str, Recipe] = {
     "augmented": replace(_CNN, data=Data(lambda: Images(25, augment=True))),
     "augmented_by_workers": replace(_CNN, data=Data(lambda: Images(25, augment=True), num_workers=2)),
     "transformer": Recipe(Transformer, Data(Text), predict_next, adamw, warm_up_then_cosine, max_norm=0.5),
-    "patchy": Recipe(Patchy, Data(Points), fit_patchy, adam, options={"find_unused_parameters": True}),
-    "patchy_never_zeroed": Recipe(
-        Patchy, Data(Points), fit_patchy, adam, options={"find_unused_parameters": True}, zero_every=3
-    ),
+    "cnn_channels_last": replace(_CNN, model=cnn_channels_last),
+    "cnn_generator": replace(_CNN, data=Data(Images, shuffle=False, generator_seed=3)),
+    "patchy": _PATCHY,
+    "patchy_never_zeroed": replace(_PATCHY, zero_every=3),
+    "patchy_zeros": replace(_PATCHY, set_to_none=False),
+    "patchy_late": replace(_PATCHY, model=lambda: Patchy(all_until=2)),
+    "idle": Recipe(Idle, Data(Points), fit, adam, options={"find_unused_parameters": True}),
+    "few_samples": replace(_POINTS, data=Data(lambda: Points(length=3))),
+    "replacing": Recipe(Replacing, Data(Points), fit, sgd),
     "mixed_dtypes": Recipe(MixedDtypes, Data(Points), fit, sgd),
     "scalars": _POINTS,
     "noise_in_body": replace(_POINTS, loss=fit_with_noise),

@@ -8,6 +8,7 @@ import pytest
 
 from consistency.compare import assert_same_steps, first_difference
 from consistency.conftest import Jobs, Oracle
+from consistency.fleet import MemberError
 from easyscale.core.placement import Placement
 
 RING = {"rng": "ddp", "reduction": "ring"}
@@ -23,10 +24,12 @@ RECIPES = [
     "patchy",
     "patchy_never_zeroed",
     "mixed_dtypes",
+    "few_samples",
     "scalars",
     "noise_in_body",
     "never_zeroed",
     "gan",
+    "uneven_gan",
     "two_losses",
     "accumulated",
 ]
@@ -97,6 +100,31 @@ def test_equals_ddp_with_its_options(
 @pytest.mark.parametrize("num_ests", [3, 5])
 def test_equals_ddp_with_unused_parameters_in_many_buckets(jobs: Jobs, ddp: Oracle, num_ests: int, cap: float) -> None:
     assert_equals_ddp(jobs, ddp, num_ests, "patchy", one_and_odd(num_ests), bucket_cap_mb=cap)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["cnn_channels_last", "cnn_generator", "patchy_zeros", "idle", "replacing"])
+@pytest.mark.parametrize("num_ests", [2, 5])
+def test_equals_ddp_in_special_cases(jobs: Jobs, ddp: Oracle, num_ests: int, case: str) -> None:
+    assert_equals_ddp(jobs, ddp, num_ests, case, one_and_odd(num_ests))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["patchy_late", "idle"])
+def test_equals_ddp_with_unused_parameters_said_before(jobs: Jobs, ddp: Oracle, case: str) -> None:
+    assert_equals_ddp(jobs, ddp, 5, case, one_and_odd(5), find_unused_parameters=True)
+
+
+@pytest.mark.slow
+def test_equals_ddp_with_a_static_graph_that_leaves_parameters_out(jobs: Jobs, ddp: Oracle) -> None:
+    assert_equals_ddp(jobs, ddp, 5, "idle", one_and_odd(5), static_graph=True, find_unused_parameters=False)
+
+
+def test_unused_parameters_that_come_late_are_refused_in_a_ring(jobs: Jobs) -> None:
+    for placement in ("0,1,2", "0|1,2"):
+        with pytest.raises(MemberError, match="find_unused_parameters=True") as refusal:
+            jobs.run(placement, "patchy_late", overrides=RING)
+        assert refusal.value.kind == "RefusedError"
 
 
 @pytest.mark.slow

@@ -34,6 +34,7 @@ BOTH_FORMS = [
     "patchy",
     "patchy_never_zeroed",
     "mixed_dtypes",
+    "replacing",
     "scalars",
     "noise_in_body",
     "never_zeroed",
@@ -41,7 +42,7 @@ BOTH_FORMS = [
     "averaged_model",
     "two_models",
 ]
-TWO_LOOP_ONLY = ["gan", "two_losses", "accumulated", "weighted", "draws", "evaluated"]
+TWO_LOOP_ONLY = ["gan", "uneven_gan", "lazy", "two_losses", "accumulated", "weighted", "draws", "evaluated"]
 FAST = ["cnn", "patchy", "gan"]
 
 
@@ -89,15 +90,30 @@ def test_placements_agree_in_the_drop_in_form(jobs: Jobs, num_ests: int, case: s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["cnn", "patchy", "augmented", "cnn_own_buffers", "mixed_dtypes"])
+@pytest.mark.parametrize("case", ["cnn_channels_last", "patchy_zeros", "patchy_late", "idle", "few_samples"])
+@pytest.mark.parametrize("form", ["two_loop", "drop_in"])
+def test_some_placements_agree(jobs: Jobs, form: str, case: str) -> None:
+    for placements in (["0,1,2"], ["0,1,2,3,4", "4,1|0,2,3"]):
+        assert_placements_agree(jobs, placements, case, form)
+
+
+CARRIED = {"rng": "ddp", "reduction": "ring"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["cnn", "patchy", "cnn_own_buffers", "mixed_dtypes"])
 @pytest.mark.parametrize("form", ["two_loop", "drop_in"])
 def test_placements_agree_with_carried_streams_and_a_ring(jobs: Jobs, form: str, case: str) -> None:
-    overrides = {"rng": "ddp", "reduction": "ring"}
     for num_ests in (2, 3, 5):
         placements = even_placements(num_ests) + others(num_ests)
-        assert_placements_agree(
-            jobs, placements, case, form, overrides=overrides, find_unused_parameters=case == "patchy"
-        )
+        assert_placements_agree(jobs, placements, case, form, overrides=CARRIED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["augmented", "augmented_by_workers", "weighted", "draws", "evaluated", "accumulated"])
+def test_some_placements_agree_with_carried_streams_and_a_ring(jobs: Jobs, case: str) -> None:
+    for placements in (["0,1,2"], ["0,1,2,3,4", "4,1|0,2,3"]):
+        assert_placements_agree(jobs, placements, case, "two_loop", overrides=CARRIED)
 
 
 @pytest.mark.slow
@@ -131,6 +147,12 @@ def test_both_forms_mean_the_same(jobs: Jobs, num_ests: int, case: str) -> None:
     two_loop = jobs.reference(num_ests, case, "two_loop", epochs=epochs)
     drop_in = jobs.reference(num_ests, case, "drop_in", epochs=epochs)
     assert_same_run(drop_in, two_loop, f"{case}: drop-in form and two-loop form")
+
+
+def test_ests_draw_different_numbers(jobs: Jobs) -> None:
+    for logged in jobs.reference(3, "draws", epochs=1)["scalars"]:
+        for name in ("torch", "numpy", "python"):
+            assert len({values[name] for values in logged.values()}) == 3
 
 
 def test_a_gan_is_refused_in_the_drop_in_form(jobs: Jobs) -> None:

@@ -218,3 +218,110 @@ def test_log_refuses_what_is_no_number(open_session: Open, value: Any) -> None:
     session = open_session()
     with pytest.raises(UsageError, match=r"session\.log\(loss="):
         session.log(loss=value)
+
+
+@pytest.mark.draws_random_numbers
+def test_a_parameter_of_two_models_is_refused(open_session: Open) -> None:
+    session = open_session()
+    first, second = nn.Linear(1, 1), nn.Linear(1, 1)
+    second.weight = first.weight
+    session.prepare(first)
+    with pytest.raises(RefusedError, match=r"parameter weight belongs to two prepared models.*ModuleList"):
+        session.prepare(second)
+
+
+@pytest.mark.draws_random_numbers
+def test_a_parameter_that_came_later_is_refused(open_session: Open) -> None:
+    session = open_session()
+    model = nn.Sequential(nn.Linear(1, 1))
+    model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model.append(nn.Linear(1, 1))
+    optimizer.add_param_group({"params": list(model[1].parameters())})
+    with pytest.raises(RefusedError, match=r"build the whole model before session\.prepare|of no prepared model"):
+        for step in session.steps(1):
+            for _ in step:
+                model(torch.ones(1)).sum().backward()
+            optimizer.step()
+
+
+@pytest.mark.draws_random_numbers
+def test_an_update_outside_every_step_is_refused(open_session: Open) -> None:
+    session = open_session()
+    model = nn.Linear(1, 1)
+    model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    optimizer.step()  # without gradients it does nothing, so it may
+    model(torch.ones(1)).sum().backward()
+    with pytest.raises(UsageError, match="outside every global step"):
+        optimizer.step()
+
+
+@pytest.mark.draws_random_numbers
+def test_a_backward_after_the_turns_is_refused(open_session: Open) -> None:
+    session = open_session(num_ests=2)
+    model = nn.Linear(1, 1)
+    model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(UsageError, match=r"no EST ran a backward in its turn of global step 0"):
+        for step in session.steps(1):
+            for _ in list(step):
+                model(torch.ones(1)).sum().backward()
+            optimizer.step()
+
+
+class InitialisesItself(nn.Module):
+    """Sets its parameter from the first mini-batch, in a way that version counters do not see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(1))
+        self.is_ready = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.is_ready:
+            self.shift.data.copy_(x.mean().reshape(1))
+            self.is_ready = True
+        return x - self.shift
+
+
+def test_initialisation_by_the_first_mini_batch_is_refused(open_session: Open) -> None:
+    session = open_session(num_ests=2)
+    model = session.prepare(InitialisesItself())
+    with pytest.raises(UsageError, match="parameter shift was changed in the turn of virtual rank 1"):
+        for step in session.steps(1):
+            for rank in step:
+                model(torch.full((2,), float(rank + 1))).sum().backward()
+
+
+@pytest.mark.draws_random_numbers
+def test_evaluation_in_training_mode_is_refused(open_session: Open) -> None:
+    session = open_session()
+    model, loader = session.prepare(nn.BatchNorm1d(1), DataLoader(Numbers(8), batch_size=2))
+    with torch.no_grad():
+        with pytest.raises(UsageError, match=r"call model\.eval\(\) to evaluate"):
+            iter(loader)
+        model.eval()
+        assert len(list(loader)) == 4
+
+
+@pytest.mark.draws_random_numbers
+def test_a_scheduler_never_prepared_is_refused_in_the_drop_in_form(open_session: Open) -> None:
+    session = open_session(num_ests=2)
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = session.prepare(model, optimizer, DataLoader(Numbers(8), batch_size=2))
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    with pytest.raises(UsageError, match=r"give the LR scheduler to session\.prepare"):
+        for x in loader:
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer._opt_called = True  # torch warns of a scheduler that steps first, which it does in an early turn
+            scheduler.step()
+
+
+@pytest.mark.draws_random_numbers
+def test_a_gradient_hook_of_the_scripts_own_is_refused_in_the_drop_in_form(open_session: Open) -> None:
+    session = open_session(num_ests=2)
+    model, loader = session.prepare(nn.Linear(1, 1), DataLoader(Numbers(8), batch_size=2))
+    handle = model.weight.register_post_accumulate_grad_hook(lambda param: None)
+    with pytest.raises(UsageError, match="register_post_accumulate_grad_hook"):
+        next(iter(loader))
+    handle.remove()

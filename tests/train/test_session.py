@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 
 import pytest
 import torch
@@ -98,9 +99,7 @@ def test_digest_sees_parameters_buffers_and_optimizer_state(open_session: Open) 
     digests.add(session.digest())
     optimizer.param_groups[0]["lr"] = 0.5
     digests.add(session.digest())
-    for param in model.parameters():
-        param.grad = torch.zeros_like(param)
-    optimizer.step()
+    optimizer.state[model[0].bias]["exp_avg"] = torch.zeros(2)
     digests.add(session.digest())
     assert len(digests) == 5
     assert session.digest() in digests
@@ -139,3 +138,30 @@ def test_a_flat_loop_may_be_left_after_an_update_or_before_a_step(open_session: 
                 break
     assert session.global_step == 2
     session.finish()
+
+
+def test_a_prepared_scheduler_is_saved_copied_and_loaded_as_its_own_kind(open_session: Open) -> None:
+    session = open_session(num_ests=2)
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = session.prepare(torch.optim.lr_scheduler.StepLR(optimizer, 1))
+    assert isinstance(scheduler, torch.optim.lr_scheduler.StepLR)
+    assert "step" not in scheduler.state_dict()
+    file = io.BytesIO()
+    torch.save(scheduler.state_dict(), file)
+    assert type(copy.deepcopy(scheduler)) is torch.optim.lr_scheduler.StepLR
+    session.close()
+    assert type(scheduler) is torch.optim.lr_scheduler.StepLR
+
+
+def test_a_scheduler_may_be_built_after_prepare(open_session: Open) -> None:
+    session = open_session(num_ests=2)
+    model = nn.Linear(1, 1)
+    model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    scheduler = session.prepare(torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5))
+    for step in session.steps(2):
+        for _ in step:
+            model(torch.ones(1)).sum().backward()
+        optimizer.step()
+        scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.25

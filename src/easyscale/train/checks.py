@@ -46,6 +46,22 @@ def check_module(module: nn.Module, device: torch.device) -> None:
             )
 
 
+def check_not_shared(modules: Sequence[nn.Module]) -> None:
+    """Refuse modules with a parameter in common, whose gradient would be averaged twice.
+
+    Raises:
+        RefusedError: naming the parameter.
+    """
+    owner: dict[int, int] = {}
+    for number, module in enumerate(modules):
+        for name, param in module.named_parameters():
+            if owner.setdefault(id(param), number) != number:
+                raise RefusedError(
+                    f"parameter {name} belongs to two prepared models: put both into one module "
+                    "(torch.nn.ModuleList, say) and prepare that"
+                )
+
+
 def check_optimizer(optimizer: torch.optim.Optimizer, modules: Sequence[nn.Module]) -> None:
     """Refuse an optimizer of parameters that are averaged nowhere.
 

@@ -58,6 +58,8 @@ class PlainTurns:
         self.is_drop_in = False
         self.is_last = True
         self.most_gradient_copies = 1
+        self.has_gradients = True
+        self._wrapped: list[TransparentDdp] = []
         self.is_synced = True
         self.observer: Observer = NullObserver()
         self.rng = NoSwitch()
@@ -76,7 +78,13 @@ class PlainTurns:
             # the models are built alike on every rank; from here on each rank draws from a stream of its own
             seed_all(self._seed + self.ranks[0], self._device)
             self._has_module = True
+        self._wrapped.append(wrapped)
         return wrapped
+
+    def begin_micro_batch(self, *, is_last: bool) -> None:
+        """What ``with model.no_sync():`` does around all mini-batches of a turn but the last."""
+        for module in self._wrapped:
+            module.require_backward_grad_sync = is_last
 
     def begin_pass(self, global_step: int, pass_index: int, *, is_drop_in: bool) -> None:
         self.is_drop_in = is_drop_in

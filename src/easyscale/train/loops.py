@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from easyscale.core.errors import RefusedError, UsageError
 from easyscale.train.data.loader import ElasticLoader, RankStreams, SharedStream, Stream, evaluation_batches
 from easyscale.train.ddp import PlainTurns
@@ -51,6 +53,7 @@ class Loops:
         self._total: int | None = None
         self._broken: str | None = None
         self._left_at: float | None = None
+        self._is_in_step = False
         self._is_closed = False
 
     @property
@@ -65,6 +68,27 @@ class Loops:
         if self._left_at is not None:
             started, self._left_at = self._left_at, None
             self._end_step(started)
+
+    def check_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse an update with gradients that nobody has averaged.
+
+        Raises:
+            UsageError: they did not come from a pass over a global step.
+            RefusedError: they are of parameters that nobody averages.
+        """
+        self._prepared.check_known(optimizer)
+        if all(param.grad is None for group in optimizer.param_groups for param in group["params"]):
+            return
+        if not self._is_in_step:
+            raise UsageError(
+                f"{type(optimizer).__name__}.step() was called outside every global step, with gradients that were not "
+                f"averaged over ESTs: iterate over session.steps(loader) with the loader that session.prepare returned"
+            )
+        if not self._turns.has_gradients:
+            raise UsageError(
+                f"{type(optimizer).__name__}.step() found gradients, but no EST ran a backward in its turn of global "
+                f"step {self.global_step}, so they were not averaged: call backward() inside `for batch in step:`"
+            )
 
     def epochs(self, count: int) -> Iterator[int]:
         self.check()
@@ -106,6 +130,7 @@ class Loops:
                 started = time.perf_counter()
                 numbers = range(first, min(first + accumulate, batches))
                 step = Step(self._turns, stream, numbers, self.global_step)
+                self._is_in_step = True
                 yield step
                 step.end()
                 self._end_step(started)
@@ -158,11 +183,20 @@ class Loops:
                 started = time.perf_counter()
                 turns.begin_pass(self.global_step, 0, is_drop_in=True)
                 self.calls.begin_step()
+                self._is_in_step = True
                 for rank in turns.ranks:
                     is_begun = rank != turns.ranks[0]
                     fetch = lambda r=rank, n=number: stream.fetch(r, n)  # noqa: E731
+                    settings = self._prepared.settings()
                     yield turns.begin_turn(rank, fetch, draws_from_est=stream.draws_from_est)
                     self.calls.end_turn(rank)
+                    if not turns.is_last and settings != self._prepared.settings():
+                        raise UsageError(
+                            f"an optimizer's settings (its learning rate, say) were changed in the turn of virtual "
+                            f"rank {rank}, while other ESTs of global step {self.global_step} have not run, so they "
+                            f"would change once for each mini-batch: give the LR scheduler to session.prepare, or "
+                            f"change them where session.sync_gradients is true"
+                        )
                     turns.end_turn()
                 self._end_step(started)
         except GeneratorExit:
@@ -203,6 +237,7 @@ class Loops:
             self._prepared.state,
         )
         self.running_step += 1
+        self._is_in_step = False
         self._observer.step(record)
 
     def close(self) -> None:

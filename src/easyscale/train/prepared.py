@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 
-from easyscale.core.errors import RefusedError
+from easyscale.core.errors import RefusedError, UsageError
 from easyscale.train import checks
 from easyscale.train.data.loader import LoaderHost, elastic
 from easyscale.train.digest import fingerprint_of, state_of
@@ -21,7 +21,6 @@ from easyscale.train.optim import GateKeeper, Gates
 from easyscale.train.reduce.layout import DdpOptions
 
 _GATED: dict[type[Any], tuple[str, ...]] = {
-    torch.optim.Optimizer: ("step",),
     LRScheduler: ("step",),
     GradScaler: ("step", "update", "unscale_"),
     AveragedModel: ("update_parameters",),
@@ -43,11 +42,50 @@ class Prepared:
         self._modules: list[nn.Module] = []
         self._optimizers: list[torch.optim.Optimizer] = []
         self._num_loaders = 0
+        self._averaged: set[int] = set()
 
     @property
     def is_training(self) -> bool:
-        """Whether a module is in training mode and gradients are on."""
-        return torch.is_grad_enabled() and any(module.training for module in self._trained)
+        """Whether a loop over a loader trains: a module is in training mode and gradients are on.
+
+        Raises:
+            UsageError: gradients are off, but all modules are in training mode, so that each worker would write what
+                its own part of the samples gives into their buffers.
+        """
+        if torch.is_grad_enabled():
+            return any(module.training for module in self._trained)
+        if self._trained and all(module.training and any(True for _ in module.buffers()) for module in self._trained):
+            raise UsageError(
+                "a prepared loader is iterated over without gradients while the model is in training mode, so its "
+                "buffers (BatchNorm statistics) would follow the samples of each worker: call model.eval() to "
+                "evaluate, or iterate over a loader that was not prepared, which is the same on every worker"
+            )
+        return False
+
+    def settings(self) -> list[Any]:
+        """Hyperparameters of all optimizers as they are now."""
+        return [
+            {
+                key: float(value) if isinstance(value, torch.Tensor) else value
+                for key, value in group.items()
+                if key != "params"
+            }
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+        ]
+
+    def check_known(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse an optimizer that was given parameters which nobody averages.
+
+        Raises:
+            RefusedError: a parameter belongs to no prepared module, or came into one later.
+        """
+        if not all(id(param) in self._averaged for group in optimizer.param_groups for param in group["params"]):
+            checks.check_optimizer(optimizer, self._trained)
+            raise RefusedError(
+                f"{type(optimizer).__name__} holds a parameter that came into a prepared model after "
+                "session.prepare, so its gradients are not averaged: build the whole model before session.prepare"
+            )
 
     def add(self, objects: tuple[Any, ...], options: DdpOptions, host: LoaderHost) -> tuple[Any, ...]:
         """Check all objects, then take them; what the script works with from now on, in the same order.
@@ -70,6 +108,7 @@ class Prepared:
         for item in objects:
             self._gate(item)
         self._trained += modules
+        self._averaged.update(id(param) for module in modules for param in module.parameters())
         self._modules += [*modules, *averaged]
         self._optimizers += optimizers
         return tuple(replaced.get(id(item), item) for item in objects)
@@ -78,12 +117,13 @@ class Prepared:
         self, objects: tuple[Any, ...], modules: list[nn.Module], optimizers: list[torch.optim.Optimizer]
     ) -> None:
         for item in objects:
-            if not isinstance(item, (nn.Module, DataLoader, *_GATED)):
+            if not isinstance(item, (nn.Module, DataLoader, torch.optim.Optimizer, *_GATED)):
                 raise RefusedError(checks.describe_unknown(item))
             if any(item is known for known in [*self._modules, *self._optimizers]):
                 raise RefusedError(f"this {type(item).__name__} was prepared before: prepare each object once")
         for module in modules:
             checks.check_module(module, self._job.device)
+        checks.check_not_shared([*self._trained, *modules])
         for optimizer in optimizers:
             checks.check_optimizer(optimizer, [*self._trained, *modules])
 
@@ -93,9 +133,11 @@ class Prepared:
         return elastic(loader, spec.num_ests, self._num_loaders - 1, spec.seed, host)
 
     def _gate(self, item: Any) -> None:
+        if isinstance(item, torch.optim.Optimizer):
+            self._gates.add_optimizer(item)
         for kind, methods in _GATED.items():
             if isinstance(item, kind):
-                self._gates.add(item, methods, type(item).__name__)
+                self._gates.add(item, methods)
 
     def _start_alike(self, modules: Iterable[nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """All workers go on from virtual rank 0's parameters and buffers, as DDP's constructor has it."""

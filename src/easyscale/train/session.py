@@ -150,6 +150,10 @@ class Session:
         """
         return self._loops.steps(source, accumulate)
 
+    def check_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse an update whose gradients nobody has averaged (see ``optim``)."""
+        self._loops.check_update(optimizer)
+
     def may_act(self, what: str) -> bool:
         """Whether a gated call acts now (see ``optim``)."""
         if self._turns.rank is None:

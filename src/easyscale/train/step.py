@@ -23,6 +23,8 @@ class TurnTaking(Protocol):
 
     def begin_turn(self, virtual_rank: int, fetch: Any, *, draws_from_est: bool) -> Any: ...
 
+    def begin_micro_batch(self, *, is_last: bool) -> None: ...
+
     def end_turn(self) -> None: ...
 
     def skip(self, virtual_rank: int, fetch: Any, *, draws_from_est: bool) -> None: ...
@@ -79,8 +81,11 @@ class Step:
         self._passes += 1
         for rank in turns.ranks:
             self._left_in = rank
+            last = self._batches[-1]
+            turns.begin_micro_batch(is_last=self._batches[0] == last)
             yield turns.begin_turn(rank, lambda r=rank: fetch(r, self._batches[0]), draws_from_est=draws)
             for number in self._batches[1:]:
+                turns.begin_micro_batch(is_last=number == last)
                 yield fetch(rank, number)
             turns.end_turn()
         self._left_in = None

@@ -15,6 +15,7 @@ from easyscale.core.errors import UsageError
 from easyscale.core.placement import Placement
 from easyscale.train.context.buffers import ModuleBuffers
 from easyscale.train.context.rng import RngPolicy
+from easyscale.train.digest import fingerprint_of
 from easyscale.train.reduce.channel import Channel
 from easyscale.train.reduce.layout import DdpOptions
 from easyscale.train.reduce.sync import GradientSync
@@ -50,6 +51,8 @@ class Turns:
         self._buffers: list[ModuleBuffers] = []
         self._params: list[tuple[str, nn.Parameter]] = []
         self._versions: list[int] = []
+        self._contents: dict[str, str] | None = None
+        self._is_new = True
         self._position = (0, 0)
         self._is_context_open = False
 
@@ -57,6 +60,11 @@ class Turns:
     def most_gradient_copies(self) -> int:
         """Gradient copies that existed at once, at most."""
         return self.sync.most_copies
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether some EST of the job had gradients in the last pass."""
+        return self.sync.has_gradients
 
     @property
     def is_last(self) -> bool:
@@ -72,6 +80,7 @@ class Turns:
         """Switch and average for a module too; returns what the script works with."""
         params = list(module.named_parameters())
         self._params += params
+        self._is_new = True
         self._buffers.append(ModuleBuffers(module, self.ranks, is_shared=options.broadcast_buffers))
         self.sync.add_module(params, options)
         return module
@@ -80,6 +89,9 @@ class Turns:
         self._position = (global_step, pass_index)
         self.is_drop_in = is_drop_in
         self._versions = [param._version for _, param in self._params]
+        # writing through .data does not count in versions; initialising by the first mini-batch is what does it
+        self._contents = self._hash_params() if self._is_new else None
+        self._is_new = False
         for buffers in self._buffers:
             buffers.begin_pass()
         self.rng.begin_pass()
@@ -104,6 +116,9 @@ class Turns:
         self.rng.enter(virtual_rank, *self._position)
         self.observer.turn(virtual_rank)
         return fetch() if draws_from_est else batch
+
+    def begin_micro_batch(self, *, is_last: bool) -> None:
+        """Another mini-batch of the same turn: its gradients add up in ``.grad`` by themselves."""
 
     def end_turn(self) -> None:
         """Take the context back from the EST whose turn it is; the last one's end completes the pass."""
@@ -148,13 +163,18 @@ class Turns:
 
     def _check_params(self) -> None:
         """No parameter may change while ESTs of the same step still run: they would train another model."""
-        for (name, param), version in zip(self._params, self._versions, strict=True):
-            if param._version != version:
+        contents = None if self._contents is None else self._hash_params()
+        for number, (name, param) in enumerate(self._params):
+            is_rewritten = contents is not None and contents[str(number)] != (self._contents or {})[str(number)]
+            if param._version != self._versions[number] or is_rewritten:
                 raise UsageError(
                     f"parameter {name} was changed in the turn of virtual rank {self.rank}, while other ESTs of "
                     f"global step {self._position[0]} may still have to run with the old value: change parameters in "
                     "the outer body of `for step in session.steps(loader):`, or where session.sync_gradients is true"
                 )
+
+    def _hash_params(self) -> dict[str, str]:
+        return fingerprint_of({str(number): param for number, (_, param) in enumerate(self._params)})
 
     def skip(self, virtual_rank: int, fetch: Callable[[], Any], *, draws_from_est: bool) -> None:
         """Pass over a mini-batch that the script did not ask for."""

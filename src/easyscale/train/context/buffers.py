@@ -3,6 +3,8 @@
 Runs in the worker. As DDP with ``broadcast_buffers=True``: every EST starts a pass from virtual rank 0's buffers of the
 pass before, and only rank 0's result is kept. With ``broadcast_buffers=False`` each EST keeps its own. Outside turns
 the module holds virtual rank 0's buffers on every worker.
+
+Buffers are always copied, never by their version counters: writing through ``.data`` does not count there.
 """
 
 from __future__ import annotations
@@ -13,6 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from easyscale.core.errors import UsageError
+
+Snapshot = list[dict[str, Tensor | None]]
+"""Copies of the buffers of every part of a module, in the order of ``module.modules()``."""
 
 
 class ModuleBuffers:
@@ -27,55 +32,39 @@ class ModuleBuffers:
     def __init__(self, module: nn.Module, ranks: tuple[int, ...], *, is_shared: bool) -> None:
         self._module = module
         self._is_shared = is_shared
+        self._is_root = 0 in ranks  # all others are given what they hold
         # alone means: nothing to switch, the module itself holds the one EST's buffers (or those of rank 0)
         self._is_alone = ranks == (0,) or (is_shared and len(ranks) == 1)
-        self._start: list[Tensor] = []
-        self._kept: dict[int, list[Tensor]] = {}
-        self._places: list[tuple[nn.Module, str]] = []
+        self._parts: list[nn.Module] = []
+        self._start: Snapshot = []
+        self._kept: dict[int, Snapshot] = {}
         self._versions: list[tuple[int, int]] = []
-        self._seen: list[tuple[int, int]] = []
-
-    def _live(self) -> list[Tensor]:
-        return [owner._buffers[name] for owner, name in self._places]  # type: ignore[misc]
 
     def begin_pass(self) -> None:
         """Remember what every EST of this pass starts from."""
-        self._places = [
-            (owner, name)
-            for owner in self._module.modules()
-            for name, buffer in owner._buffers.items()
-            if buffer is not None
-        ]
-        if self._is_alone or not self._places:
+        self._parts = list(self._module.modules())
+        if self._is_alone:
             return
-        live = self._live()
-        if self._kept and self._versions != _versions(live):
+        if self._kept and self._versions != self._seen():
             raise UsageError(
                 "buffers of a model prepared with broadcast_buffers=False were changed outside a step, where only "
                 "virtual rank 0's are in the model: change them before the first step, or use broadcast_buffers=True"
             )
-        self._start = [buffer.clone() for buffer in live]
-        self._seen = _versions(live)
+        self._start = self._copy()
 
     def enter(self, virtual_rank: int, *, is_first: bool) -> None:
         """Give the EST whose turn begins its buffers."""
-        if self._is_alone or not self._places:
+        if self._is_alone:
             return
         if not self._is_shared:
             self._load(self._kept.get(virtual_rank, self._start))
-        elif not is_first and self._seen != _versions(self._live()):
+        elif not is_first:
             self._load(self._start)
-            self._seen = _versions(self._live())
 
     def leave(self, virtual_rank: int) -> None:
         """Keep what must be kept of the EST whose turn ends."""
-        if self._is_alone or not self._places:
-            return
-        if virtual_rank != 0 and self._is_shared:
-            return
-        live = self._live()
-        if not self._is_shared or self._seen != _versions(live):
-            self._kept[virtual_rank] = [buffer.clone() for buffer in live]
+        if not self._is_alone and (virtual_rank == 0 or not self._is_shared):
+            self._kept[virtual_rank] = self._copy()
 
     def end_pass(self, broadcast: Callable[[list[Tensor]], None] | None) -> None:
         """Leave virtual rank 0's buffers in the module, on every worker.
@@ -83,32 +72,56 @@ class ModuleBuffers:
         Args:
             broadcast: fills a list of tensors with those of virtual rank 0's worker; None if this is the only worker.
         """
-        if not self._places:
-            return
-        if not self._is_alone:
-            self._load(self._kept.get(0, self._start))
+        if not self._is_alone and self._is_root:
+            self._load(self._kept[0])
         if self._is_shared:
             self._kept.clear()
-        if broadcast is not None:
-            broadcast(self._live())
-        self._versions = _versions(self._live())
+        live = self._live()
+        if broadcast is not None and live:
+            broadcast(live)
+        self._versions = self._seen()
 
     def abort_pass(self) -> None:
         """Back to the start of the pass: its results do not count."""
-        if self._start:
+        if not self._is_alone:
             self._load(self._start)
 
-    def _load(self, saved: list[Tensor]) -> None:
-        live = self._live()
-        if [buffer.shape for buffer in live] != [buffer.shape for buffer in saved]:
-            # a buffer that grows has no common storage to switch: give the module the tensors themselves
-            for (owner, name), tensor in zip(self._places, saved, strict=True):
-                owner._buffers[name] = tensor.clone()
-            return
-        with torch.no_grad():
-            torch._foreach_copy_(live, saved)
+    def _live(self) -> list[Tensor]:
+        return [buffer for part in self._parts for buffer in part._buffers.values() if buffer is not None]
+
+    def _seen(self) -> list[tuple[int, int]]:
+        return [(id(buffer), buffer._version) for buffer in self._live()]
+
+    def _copy(self) -> Snapshot:
+        return [
+            {name: None if buffer is None else buffer.clone() for name, buffer in part._buffers.items()}
+            for part in self._parts
+        ]
+
+    def _load(self, saved: Snapshot) -> None:
+        targets: list[Tensor] = []
+        sources: list[Tensor] = []
+        for part, own in zip(self._parts, saved, strict=True):
+            live = part._buffers
+            if not own and not live:
+                continue
+            if not _fits(live, own):
+                # registered, replaced or grown in a turn: nothing to copy into, so the part gets tensors of its own
+                live.clear()
+                live.update({name: None if buffer is None else buffer.clone() for name, buffer in own.items()})
+                continue
+            targets += [buffer for buffer in live.values() if buffer is not None]
+            sources += [own[name] for name, buffer in live.items() if buffer is not None]  # type: ignore[misc]
+        if targets:
+            with torch.no_grad():
+                torch._foreach_copy_(targets, sources)
 
 
-def _versions(buffers: list[Tensor]) -> list[tuple[int, int]]:
-    """Changes when a buffer is written to or replaced."""
-    return [(id(buffer), buffer._version) for buffer in buffers]
+def _fits(live: dict[str, Tensor | None], saved: dict[str, Tensor | None]) -> bool:
+    """Whether what was saved can be copied into what is there."""
+    if live.keys() != saved.keys():
+        return False
+    return all(
+        (a is None and b is None) or (a is not None and b is not None and a.shape == b.shape and a.dtype == b.dtype)
+        for a, b in ((live[name], saved[name]) for name in saved)
+    )

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from easyscale.train.reduce.agreement import Agreement, agree
 from easyscale.train.reduce.bucket import Bucket
@@ -61,6 +62,7 @@ class BucketedReduction:
         self._modules = modules
         self._plans: dict[int, _Plan] = {}
         self._jobs: list[Job] = []
+        self._sent: list[tuple[int, Tensor | None, int]] = []
         self._overlap = Overlap([], ())
         self._last_rank = 0
 
@@ -73,6 +75,7 @@ class BucketedReduction:
         self._last_rank = last_rank
         plan = self._plans.get(pass_index)
         self._overlap = Overlap([], ())
+        self._sent.clear()
         self._collector.on_arrival = None
         if plan is not None:
             buckets = [bucket for module in plan.modules for bucket in self._buckets(module)]
@@ -82,13 +85,20 @@ class BucketedReduction:
     def _on_arrival(self, number: int) -> None:
         for bucket in self._overlap.arrived(number, self._collector.arrivals[number]):
             self._send(bucket)
+            for sent in bucket.numbers:
+                grad = self._collector.params[sent].grad
+                self._sent.append((sent, grad, -1 if grad is None else grad._version))
 
-    def finish(self, pass_index: int, arrival: Sequence[int]) -> None:
+    def finish(self, pass_index: int, arrival: Sequence[int]) -> bool:
         """All local ESTs are done: complete the average and put it into ``.grad``.
 
         Args:
             arrival: parameters in the order in which virtual rank 0's gradients arrived, if they were listened to.
+
+        Returns:
+            Whether some EST of the job had gradients.
         """
+        self._find_changed()
         plan = self._plans.get(pass_index)
         used = tuple(self._collector.used)
         if plan is None:
@@ -104,6 +114,17 @@ class BucketedReduction:
         self._plans[pass_index] = _Plan(modules, total, used, tuple(self._collector.arrivals))
         self._write_back(modules, total)
         self._end_reductions(modules, total, arrival)
+        return any(total)
+
+    def _find_changed(self) -> None:
+        """What the script changed in ``.grad`` after its bucket was sent (clipping, a hook of its own) is sent
+        again.
+        """
+        for number, grad, version in self._sent:
+            now = self._collector.params[number].grad
+            if now is not grad or (now is not None and now._version != version):
+                self._overlap.late.add(number)
+        self._sent.clear()
 
     # --- the three ways a pass can end ---
 
@@ -205,8 +226,9 @@ class BucketedReduction:
     ) -> None:
         for module in modules:
             order = None
-            if module.is_recording and all(total_used[number] == self._num_ests for number in module.numbers):
-                order = self._from_root([number for number in arrival if number in module.numbers], len(module.numbers))
+            is_all_used = all(total_used[number] == self._num_ests for number in module.numbers)
+            if module.is_recording and (is_all_used or module.is_static):
+                order = self._from_root(module.order_of(arrival), len(module.numbers))
             module.end_reduction(order)
 
     def _from_root(self, order: list[int], length: int) -> list[int]:

@@ -46,8 +46,8 @@ class Collector:
         self.order: list[int] | None = None
         self.on_arrival: Callable[[int], None] | None = None
         self.on_backward_end: Callable[[], None] | None = None
-        self._handles: list[RemovableHandle] = []
-        self._guards: list[RemovableHandle] = []
+        self._handles: dict[int, RemovableHandle] = {}
+        self._guards: dict[int, RemovableHandle] = {}
         self._carried: Grads | None = None
         self._started: list[tuple[Tensor, int] | None] = []
         self._taken: Grads = []
@@ -62,14 +62,15 @@ class Collector:
 
     def set_hooks(self, wanted: bool) -> None:
         """Listen to single gradients, or (cheaper) do not."""
-        if wanted == bool(self._handles):
-            return
         if wanted:
-            self._handles = [self._listen(number, param) for number, param in enumerate(self.params)]
+            for number, param in enumerate(self.params):
+                if number not in self._handles and param.requires_grad:  # the script may have frozen it since
+                    self._handles[number] = self._listen(number, param)
             return
-        for handle in [*self._handles, *self._guards]:
+        for handle in [*self._handles.values(), *self._guards.values()]:
             handle.remove()
-        self._handles, self._guards = [], []
+        self._handles.clear()
+        self._guards.clear()
 
     def _listen(self, number: int, param: Tensor) -> RemovableHandle:
         tensor: Any = param
@@ -81,8 +82,9 @@ class Collector:
 
         Most scripts empty ``.grad`` before a backward, so a copy made before every turn would be made for nothing.
         """
-        if not self._guards:
-            self._guards = [self._guard(number, param) for number, param in enumerate(self.params)]
+        for number, param in enumerate(self.params):
+            if number not in self._guards and param.requires_grad:
+                self._guards[number] = self._guard(number, param)
 
     def _guard(self, number: int, param: Tensor) -> RemovableHandle:
         def before_accumulation(_: Tensor) -> None:
@@ -91,6 +93,21 @@ class Collector:
 
         handle: RemovableHandle = param.register_hook(before_accumulation)
         return handle
+
+    def refuse_other_hooks(self) -> None:
+        """Called in the drop-in form, where gradients are taken as they arrive.
+
+        Raises:
+            UsageError: a hook of the script's own would find ``.grad`` empty.
+        """
+        for number, param in enumerate(self.params):
+            hooks: Any = getattr(param, "_post_accumulate_grad_hooks", None)
+            if hooks and len(hooks) > (number in self._handles):
+                raise UsageError(
+                    f"a parameter of shape {tuple(param.shape)} has a hook of the script's own from "
+                    f"register_post_accumulate_grad_hook, which the drop-in form cannot serve: use the two-loop form "
+                    f"(`for step in session.steps(loader): for batch in step: ...`), or tensor hooks (register_hook)"
+                )
 
     def begin_pass(self) -> None:
         """Note the gradients that the script has kept from before: DDP accumulates onto them, on every rank."""

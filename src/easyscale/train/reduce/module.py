@@ -37,6 +37,16 @@ class ReducedModule:
         """Whether the order of the gradients of the next pass decides the layout from then on."""
         return not self._is_final and self._reductions == self._options.passes_before_rebuild - 1
 
+    @property
+    def is_static(self) -> bool:
+        """Whether the script promised that every step uses the same parameters."""
+        return self._options.static_graph
+
+    def order_of(self, arrival: Sequence[int]) -> list[int]:
+        """All its parameters as their gradients arrived; behind them, as DDP has it, those whose never do."""
+        arrived = [number for number in arrival if number in self.numbers]
+        return arrived + [number for number in self.numbers if number not in arrived]
+
     def decide_layout(self, *, has_unused: bool) -> None:
         """Choose DDP's initial layout, once it is known whether some EST leaves a parameter unused."""
         if self.layout is not None:
@@ -64,7 +74,7 @@ class ReducedModule:
 
         Args:
             arrival: where ``is_recording``, the order in which virtual rank 0's gradients arrived (numbers in the
-                job); None if not all were used, which leaves the layout as it is.
+                job); None if some were not and no static graph was promised, which leaves the layout as it is.
         """
         if self.is_recording:
             self._is_final = True

@@ -17,6 +17,7 @@ Grads = list[Tensor | None]
 """One gradient for each parameter of the job, in a fixed order; None where an EST did not use it."""
 
 
+_WIDE = (torch.float32, torch.float64)
 _PART_BYTES = 1 << 18
 
 
@@ -111,7 +112,7 @@ class Staging:
                 part = _add(held[start:stop], part)
             present = [grad for grad in part if grad is not None]
             if scale != 1.0 and present:
-                torch._foreach_mul_(present, scale)
+                _scale(present, scale)
             total += part
         return total
 
@@ -151,6 +152,15 @@ class Staging:
     def copies(self) -> int:
         """Gradient copies that wait."""
         return len(self._held)
+
+
+def _scale(grads: list[Tensor], scale: float) -> None:
+    """Multiply as ``mul_`` does. For half types the ``foreach`` kernel rounds the factor first: other bits."""
+    if all(grad.dtype in _WIDE for grad in grads):
+        torch._foreach_mul_(grads, scale)
+        return
+    for grad in grads:
+        grad.mul_(scale)
 
 
 def _add(left: Grads, right: Grads) -> Grads:

@@ -59,6 +59,7 @@ class GradientSync:
         self._is_finished = True
         self._arrival: list[int] = []
         self.most_copies = 0
+        self.has_gradients = False
 
     def add_module(self, named_params: Sequence[tuple[str, Tensor]], options: DdpOptions) -> None:
         """Reduce the gradients of a module too."""
@@ -84,6 +85,8 @@ class GradientSync:
         is_recording = self._bucketed is not None and any(module.is_recording for module in self._modules)
         self._collector.set_hooks(self._needs_hooks or self._is_drop_in or is_recording)
         self._collector.on_backward_end = on_backward_end
+        if self._is_drop_in:
+            self._collector.refuse_other_hooks()
         self._collector.begin_pass()
 
     def begin_turn(self, virtual_rank: int) -> None:
@@ -111,9 +114,10 @@ class GradientSync:
         self._collector.end_turn()
         self._check_frozen()
         if self._bucketed is not None:
-            self._bucketed.finish(self._pass_index, self._arrival)
+            self.has_gradients = self._bucketed.finish(self._pass_index, self._arrival)
         else:
             self._finish_here()
+            self.has_gradients = any(self._collector.used)
         self._staging.clear()
         self._is_finished = True
 
