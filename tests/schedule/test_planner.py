@@ -24,7 +24,7 @@ def test_no_division_is_faster_and_none_as_fast_uses_fewer_devices(job: JobModel
 
 
 @given(jobs(), fleets(), fleets())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_of_equals_the_fewest_ests_move(job: JobModel, before: dict[str, int], devices: dict[str, int]) -> None:
     current = best_plan(job, before)
     assume(current is not None)
@@ -36,7 +36,7 @@ def test_of_equals_the_fewest_ests_move(job: JobModel, before: dict[str, int], d
 
 
 @given(jobs(is_plain=True), st.data(), fleets())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_the_fewest_move_from_any_place(job: JobModel, data: st.DataObject, devices: dict[str, int]) -> None:
     """Not only from a place that was once the best."""
     current = data.draw(any_plan(job))

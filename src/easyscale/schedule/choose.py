@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from easyscale.schedule.keep import Batch, keeping, spread
+from easyscale.schedule.group import Batch
+from easyscale.schedule.keep import keeping, spread
 from easyscale.schedule.model import Plan, Share
 from easyscale.schedule.search import Supply, ests_in
 from easyscale.schedule.tradeoff import Step

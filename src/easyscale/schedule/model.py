@@ -10,38 +10,13 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from easyscale.core.errors import RefusedError
+from easyscale.core.table import Table
 
 TOLERANCE = 1e-9
 """Two times are equal when they differ by no more than this share of them: ``3 / 0.3`` is ``1 / 0.1``."""
-
-Value = TypeVar("Value")
-
-
-class Table(Mapping[str, Value], Generic[Value]):
-    """A mapping from names that cannot change and has a hash; it iterates by name."""
-
-    __slots__ = ("_value_by_name",)
-
-    def __init__(self, value_by_name: Mapping[str, Value]) -> None:
-        self._value_by_name = {name: value_by_name[name] for name in sorted(value_by_name)}
-
-    def __getitem__(self, name: str) -> Value:
-        return self._value_by_name[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._value_by_name)
-
-    def __len__(self) -> int:
-        return len(self._value_by_name)
-
-    def __hash__(self) -> int:
-        return hash(tuple(self._value_by_name.items()))
-
-    def __repr__(self) -> str:
-        return repr(self._value_by_name)
 
 
 class Kind(NamedTuple):

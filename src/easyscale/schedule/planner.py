@@ -1,8 +1,8 @@
 """The intra-job decision: how many ESTs each device runs. Pure; runs in job master, simulator and command line.
 
 ``best_plan`` promises the exact optimum: no division of the ESTs over the given devices has a shorter step; of equally
-fast ones it uses the fewest devices, and of those it moves the fewest ESTs away from where they are. So what a plan
-leaves unused brings nothing (``unused``).
+fast ones it uses the fewest devices, and of those it moves the fewest ESTs away from where they are (tight.py names the
+one case in which it gives up looking for fewer). So what a plan leaves unused brings nothing (``unused``).
 """
 
 from __future__ import annotations

@@ -31,19 +31,14 @@ def best_step(job: JobModel, supply: Sequence[Supply], max_devices: int | None =
 
     A caller who needs no step that takes ``bound`` or longer says so; he may get another one then.
     """
-    if job.allowed_sizes is None and max_devices is None and not job.sync_s_by_devices:
-        time = fastest(supply, job.num_ests)
-        return Step(time, time, None)
-    most = min(job.num_ests, sum(devices for devices, _ in supply))
-    most = most if max_devices is None else min(most, max_devices)
+    most = sum(devices for devices, _ in supply) if max_devices is None else max_devices
     if job.allowed_sizes is not None:
         return _by_sizes(job, supply, [size for size in job.allowed_sizes if size <= most])
-    if not job.sync_s_by_devices:
-        time = fastest_on(supply, job.num_ests, 1, most)
-        return Step(time, time, None)
-    if job.is_sync_rising:
-        return _by_times(job, supply, most, bound)
-    return _by_sizes(job, supply, range(1, most + 1))
+    if job.sync_s_by_devices and not job.is_sync_rising:
+        return _by_sizes(job, supply, range(1, min(most, job.num_ests) + 1))
+    is_capped = max_devices is not None
+    first = fastest_on(supply, job.num_ests, 1, most) if is_capped else fastest(supply, job.num_ests)
+    return _by_times(job, supply, first, bound) if job.sync_s_by_devices else Step(first, first, None)
 
 
 def _by_sizes(job: JobModel, supply: Sequence[Supply], sizes: Iterable[int]) -> Step:
@@ -60,9 +55,8 @@ def _by_sizes(job: JobModel, supply: Sequence[Supply], sizes: Iterable[int]) -> 
     return best
 
 
-def _by_times(job: JobModel, supply: Sequence[Supply], most: int, bound: float) -> Step:
-    """A cost that never falls with more devices: of each time of computation the fewest devices are best."""
-    first = fastest_on(supply, job.num_ests, 1, most)
+def _by_times(job: JobModel, supply: Sequence[Supply], first: float, bound: float) -> Step:
+    """A cost that never falls with more devices: of each time from ``first`` on the fewest devices are best."""
     if first == inf:
         return NONE
     best, cheapest = NONE, job.sync_s(1)
