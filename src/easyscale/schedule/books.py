@@ -1,7 +1,8 @@
 """The cluster's books: who waits, who holds what, what is free. Runs in the cluster scheduler and the simulator.
 
 Promise: a decision that cannot be is refused with the policy's name; asking for the first of many costs a logarithm of
-their number. Orders that policies need are kept as indexes: caches of the books' state, which could be made anew any time.
+their number. Orders that policies need are kept as indexes: caches of the books' state, which could be made anew any
+time.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class Index:
 
     Attributes:
         name: for people.
-        entries: where a record stands, computed whenever it changes. May read the record and nothing that changes without
+        entries: where a record stands, computed whenever it changes. May read the record and nothing that changes
+            without
             it.
     """
 
@@ -118,7 +120,7 @@ class Books:
     def kind_index(self, kind: str) -> int:
         return self.kinds.index(kind)
 
-    # -- orders ---------------------------------------------------------------------------------------------------------
+    # -- orders ------------------------------------------------------------------------------------------------------
 
     def buckets(self, index: Index) -> list[Hashable]:
         """Buckets of the index that have held something, in no order that a decision may depend on."""
@@ -151,7 +153,7 @@ class Books:
                 bucket = buckets[name] = _Bucket()
             bucket.note(key, record)
 
-    # -- changes, which come from whoever runs the cluster ----------------------------------------------------------------
+    # -- changes, which come from whoever runs the cluster -----------------------------------------------------------
 
     def submit(self, job: ClusterJob, remaining_s: float = float("inf")) -> JobRecord:
         if job.name in self._records:
@@ -182,6 +184,8 @@ class Books:
         was_running, record.num_held = record.is_running, sum(held)
         self._num_running += record.is_running - was_running
         record.changed_s = self.now_s
+        if record.home is None and record.is_running and not record.job.model.can_mix_kinds:
+            record.home = next(kind for kind, count in enumerate(held) if count)
         self.touch(record)
 
     def touch(self, record: JobRecord) -> None:
@@ -221,6 +225,8 @@ class Books:
             raise PolicyError(f"{said}, but the job has no capability on {', '.join(unknown)}")
         if len(used) > 1 and not job.model.can_mix_kinds:
             raise PolicyError(f"{said}, but the job may not mix kinds (it is not eligible for D2): choose one kind")
+        if record.home is not None and used not in ([], [self.kinds[record.home]]):
+            raise PolicyError(f"{said}, but the job started on {self.kinds[record.home]} and may not change its kind")
         if total > job.max_devices:
             raise PolicyError(f"{said}, but the job allows at most {job.max_devices}")
         if record.is_running and total < min(job.min_devices, record.num_held):

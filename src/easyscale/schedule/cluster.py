@@ -1,4 +1,4 @@
-"""What a cluster policy sees and says: jobs, what they hold, decisions. Runs in the cluster scheduler and the simulator.
+"""What a cluster policy sees and says: jobs, what they hold, decisions. Runs in cluster scheduler and simulator.
 
 Counts of devices are tuples in the order of the cluster's kinds. A policy is one function from the cluster's books to
 decisions, each of which is in force before the function goes on; see ``easyscale.schedule.policies``.
@@ -74,6 +74,7 @@ class JobRecord:
         changed_s: when ``held`` last changed.
         finish_s: when it will end if nothing changes; infinite while it does not run.
         remaining_s: while it waits, seconds of work left on its gang.
+        home: index of the kind that a job which may not mix kinds has started on: on another its bits would change.
         is_done: it has ended.
         version: grows with every change, so that what was noted about an earlier state is known to be stale.
     """
@@ -84,6 +85,7 @@ class JobRecord:
     changed_s: float = 0.0
     finish_s: float = float("inf")
     remaining_s: float = float("inf")
+    home: int | None = None
     is_done: bool = False
     version: int = 0
     num_held: int = field(default=0)

@@ -1,6 +1,7 @@
 """What one job's devices are worth: the planner's answers for counts in the cluster's order, kept. Pure.
 
-Runs in the cluster scheduler and the simulator. A job's speed on given devices is ``planner.best_plan``'s; here it becomes
+Runs in the cluster scheduler and the simulator. A job's speed on given devices is ``planner.best_plan``'s; here it
+becomes
 ways to grow and to give back that compare between jobs: speed-up per device.
 """
 
@@ -63,7 +64,9 @@ def useful(kinds: Kinds, model: JobModel, held: Counts) -> Counts:
 
 @lru_cache(maxsize=1 << 16)
 def growths(kinds: Kinds, model: JobModel, held: Counts, max_devices: int, growth: float) -> tuple[Offer, ...]:
-    """Ways to grow by one kind that gain; of counts that gain the same the smallest. At most ``growth`` times as many."""
+    """Ways to grow by one kind that gain; of counts that gain the same the smallest. At most ``growth`` times as
+    many.
+    """
     now_s = step_s(kinds, model, held)
     return tuple(
         offer
@@ -90,9 +93,7 @@ def _growing_kinds(kinds: Kinds, model: JobModel, held: Counts) -> Iterator[int]
             yield kind
 
 
-def _growths_by(
-    kinds: Kinds, model: JobModel, held: Counts, kind: int, room: int, now_s: float
-) -> Iterator[Offer]:
+def _growths_by(kinds: Kinds, model: JobModel, held: Counts, kind: int, room: int, now_s: float) -> Iterator[Offer]:
     last_s = now_s
     for count in range(1, room + 1):
         grown = _changed(held, kind, count)

@@ -1,7 +1,7 @@
-"""Devices that fail, are reclaimed, or are wanted by serving, and what that does to jobs. Runs in ``easyscale simulate``.
+"""Devices that fail, are reclaimed, or are wanted by serving: what that does to jobs. Runs in ``easyscale simulate``.
 
-Promise: a failure hits a device drawn from all that there are, so a job is hit in proportion to what it holds; serving and
-reclaims have priority, and what a policy does not give back is taken.
+Promise: a failure hits a device drawn from all that there are, so a job is hit in proportion to what it holds;
+serving and reclaims have priority, and what a policy does not give back is taken.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ class GiveBack:
 
     Attributes:
         at_s: when they were wanted.
-        devices: how many jobs gave; what was free anyway is not counted.
+        jobs: how many jobs gave some.
+        devices: how many; what was free anyway is not counted.
         took_s: until the last of them was free.
     """
 
     at_s: float
+    jobs: int
     devices: int
     took_s: float
 
@@ -46,7 +48,9 @@ class Devices:
     def change(self, simulation: Simulation, change: DeviceChange) -> None:
         books = simulation.books
         if change.kind not in books.kinds:
-            raise RefusedError(f"{change.kind} changes at {change.at_s:g} s but the cluster has {', '.join(books.kinds)}")
+            raise RefusedError(
+                f"{change.kind} changes at {change.at_s:g} s but the cluster has {', '.join(books.kinds)}"
+            )
         kind = books.kind_index(change.kind)
         if books.capacity[kind] + change.count < 0:
             raise RefusedError(
@@ -74,16 +78,16 @@ class Devices:
 
     def _time_give_back(self, simulation: Simulation) -> None:
         """A worker goes when its current mini-batch is done, or at the deadline; the draw is where in it it stands."""
-        devices, took_s = 0, 0.0
+        jobs, devices, took_s = 0, 0, 0.0
         for record, before in simulation.changed():
             gone = sum(max(0, old - new) for old, new in zip(before, record.held, strict=True))
             if gone:
-                devices += gone
+                jobs, devices = jobs + 1, devices + gone
                 model = record.job.model
                 slowest = min(model.capability_by_kind[simulation.books.kinds[k]] for k, n in enumerate(before) if n)
                 took_s = max(took_s, min(self._settings.give_back_s, self._random.random() / slowest))
         if devices:
-            simulation.recorder.give_backs.append(GiveBack(simulation.books.now_s, devices, took_s))
+            simulation.recorder.give_backs.append(GiveBack(simulation.books.now_s, jobs, devices, took_s))
 
     def _fail(self, simulation: Simulation, kind: int) -> None:
         books = simulation.books

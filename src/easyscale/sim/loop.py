@@ -1,7 +1,8 @@
 """The simulated cluster: events in order of time, a policy in between, exact times. Runs in ``easyscale simulate``.
 
-The state is the same ``Books`` that a cluster scheduler keeps, the policy and the planner are production's. Promise: the
-same trace, policy and settings give the same numbers in every bit; a policy that breaks a rule is refused by its name.
+The state is the same ``Books`` that a cluster scheduler keeps, the policy and the planner are production's. Promise:
+the same trace, policy and settings give the same numbers in every bit; a policy that breaks a rule is refused by its
+name.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ class Simulation:
         self._num_jobs = 0
         self._on_progress = on_progress
 
-    def run(self, jobs: Iterable[TraceJob], changes: Iterable[DeviceChange] = ()) -> Recorder:
-        """Simulate until all jobs have ended."""
+    def run(self, jobs: Iterable[TraceJob], changes: Iterable[DeviceChange] = (), until_s: float = inf) -> Recorder:
+        """Simulate until all jobs have ended, or until a time."""
         for job in jobs:
             self._check(job)
             self._num_jobs += 1
@@ -65,14 +66,17 @@ class Simulation:
             self._queue.push(change.at_s, What.DEVICES, change)
         while self._queue and self.recorder.num_done < self._num_jobs:
             at_s, what, payload = self._queue.pop()
+            if at_s > until_s:
+                break
             if what is What.FINISH and not self._is_current(payload):
                 continue
             self.num_events += 1
             self.books.now_s = at_s
             self._handle(what, payload)
-        if self.recorder.num_done < self._num_jobs:
+        if self.recorder.num_done < self._num_jobs and until_s == inf:
             raise PolicyError(self._stuck())
-        self.recorder.close(self.books.now_s)
+        self.books.now_s = min(until_s, max(self.books.now_s, until_s if until_s < inf else 0.0))
+        self.recorder.close(self.books.now_s, self.progress)
         return self.recorder
 
     def _handle(self, what: What, payload: Any) -> None:
@@ -115,7 +119,7 @@ class Simulation:
         progress = self.progress.get(record)
         return progress is not None and progress.version == version
 
-    # -- deciding ---------------------------------------------------------------------------------------------------------
+    # -- deciding ----------------------------------------------------------------------------------------------------
 
     def _decide(self) -> None:
         for count, decision in enumerate(self.policy.decide(self.books), start=1):
@@ -166,20 +170,20 @@ class Simulation:
         record.finish_s = progress.finish_s
         record.remaining_s = inf if any(held) else progress.gang_seconds(record.job)
 
-    # -- refusals ---------------------------------------------------------------------------------------------------------
+    # -- refusals ----------------------------------------------------------------------------------------------------
 
     def _check(self, trace_job: TraceJob) -> None:
         job = trace_job.job
         room = sum(n for kind, n in zip(self.books.kinds, self.books.capacity, strict=True) if kind == job.preferred)
         if not self.policy.is_elastic and job.gang > room:
             raise RefusedError(
-                f"policy {self.policy.name!r} gives job {job.name} {job.gang} {job.preferred} at once but the cluster has "
-                f"{room}: give a larger --cluster or leave the job out"
+                f"policy {self.policy.name!r} gives job {job.name} {job.gang} {job.preferred} at once but the "
+                f"cluster has {room}: give a larger --cluster or leave the job out"
             )
 
     def _stuck(self) -> str:
         waiting = [record.job.name for record in self.books.waiting()]
         return (
-            f"policy {self.policy.name!r} leaves {len(waiting)} jobs waiting for ever, {waiting[0]} first, though nothing "
-            f"runs: {self.books.describe(self.books.free)} are free"
+            f"policy {self.policy.name!r} leaves {len(waiting)} jobs waiting for ever, {waiting[0]} first, though "
+            f"nothing runs: {self.books.describe(self.books.free)} are free"
         )

@@ -12,7 +12,9 @@ from typing import Any
 
 
 class What(IntEnum):
-    """Kinds of events; of those at the same time a lower one comes first. Deciding comes after all that can be known."""
+    """Kinds of events; of those at the same time a lower one comes first. Deciding comes after all that can be
+    known.
+    """
 
     FINISH = 0
     DEVICES = 1

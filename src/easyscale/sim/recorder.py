@@ -6,6 +6,7 @@ Promise: integrals are exact between events; per job one record, whatever the nu
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from easyscale.schedule import offers
@@ -24,7 +25,8 @@ class JobStats:
         device_s: seconds that it held a device of each kind.
         busy_s: those in which the devices computed for it, weighted by their capability.
         paused_s: device seconds in a rescale.
-        segments: when it held what, for drawing; None where there are too many jobs.
+        segments: since when it held what and which share of it computed, for drawing; None where there are too many
+            jobs.
     """
 
     name: str
@@ -42,7 +44,7 @@ class JobStats:
     paused_s: float = 0.0
     steps_done: float = 0.0
     lost_steps: float = 0.0
-    segments: list[tuple[float, Counts]] | None = None
+    segments: list[tuple[float, Counts, float]] | None = None
     _since_s: float = 0.0
     _resume_s: float = 0.0
     _busy: float = 0.0
@@ -65,10 +67,18 @@ class JobStats:
         self.paused_s += total * paused_s
         self.busy_s += self._busy * total * (now_s - self._since_s - paused_s)
 
+    def spans(self, end_s: float) -> Iterator[tuple[float, float, Counts, float]]:
+        """(from, to, devices, share of them that computes) for each time that it held some; nothing if not kept."""
+        segments = self.segments or []
+        ends = [*(at_s for at_s, _, _ in segments[1:]), end_s]
+        for (from_s, held, busy), to_s in zip(segments, ends[: len(segments)], strict=True):
+            if any(held):
+                yield from_s, to_s, held, busy
+
     def open_segment(self, now_s: float, resume_s: float, held: Counts, busy: float) -> None:
         self._since_s, self._resume_s, self._busy = now_s, resume_s, busy
         if self.segments is not None:
-            self.segments.append((now_s, held))
+            self.segments.append((now_s, held, busy))
 
 
 class Recorder:
@@ -86,6 +96,7 @@ class Recorder:
     def __init__(self, books: Books) -> None:
         self._books = books
         self.kinds = books.kinds
+        self.first_capacity = books.capacity
         self.jobs: list[JobStats] = []
         self.num_done = 0
         self.times_s = array("d")
@@ -147,6 +158,11 @@ class Recorder:
         self.waiting[-1] = self._books.num_waiting
         self.running[-1] = self._books.num_running
 
-    def close(self, now_s: float) -> None:
+    def close(self, now_s: float, progress: Mapping[JobRecord, Progress]) -> None:
+        """The simulation is over; jobs that have not ended are counted until here."""
+        for record, stats in self._stats.items():
+            progress[record].advance(now_s)
+            stats.close_segment(now_s, record.held)
+            stats.steps_done, stats.lost_steps = progress[record].steps_done, progress[record].lost_steps
         self.end_s = now_s
         self.mark(now_s)

@@ -15,7 +15,8 @@ class Settings:
     Attributes:
         rescale_s: what a change of its devices costs a job, in which it makes no step; the first start included.
         interval_s: decide at multiples of this only; 0 decides whenever something happened.
-        give_back_s: the longest that a job may keep devices that serving wants; a mini-batch not done by then is dropped.
+        give_back_s: the longest that a job may keep devices that serving wants; a mini-batch not done by then is
+            dropped.
         checkpoint_s: a failure throws a job back to its last checkpoint, which is at most this old.
         seed: of everything drawn: which device fails, where in a mini-batch a worker stands.
         max_decisions: in one round; a policy that says more goes round in circles and is refused.

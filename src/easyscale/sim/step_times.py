@@ -66,12 +66,14 @@ def read_step_times(path: Path, mode: str | None = None, fixed_share: float = 0.
     """Read a CSV with columns model, batch_size, gpu, step_time_s.
 
     Args:
-        path: the file.
+        path: the file; Sia's table, with local_bsz and num_gpus, is understood too (its rows of one GPU).
         mode: keep rows with this value in column ``mode`` only (one step time per determinism level, for example).
         fixed_share: see ``StepTimes``.
     """
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
+    if rows and "local_bsz" in rows[0]:
+        rows = [_from_sia(row) for row in rows if row.get("num_gpus") == "1"]
     missing = [column for column in COLUMNS if rows and column not in rows[0]]
     if not rows or missing:
         raise RefusedError(
@@ -85,6 +87,11 @@ def read_step_times(path: Path, mode: str | None = None, fixed_share: float = 0.
         raise RefusedError(f"{path} has no mode {mode!r}: choose one of {', '.join(map(repr, modes))}")
     kept = (row for row in rows if mode is None or not modes or row["mode"] == mode)
     return _table(path, kept, fixed_share)
+
+
+def _from_sia(row: dict[str, str]) -> dict[str, str]:
+    """Sia's table has a row for each cluster size and says more of a GPU than its kind: "T4 (g4dn.12xlarge)"."""
+    return {**row, "batch_size": row["local_bsz"], "gpu": row["gpu"].split(" (")[0].split("-")[0]}
 
 
 def _table(path: Path, rows: Iterable[Mapping[str, str]], fixed_share: float) -> StepTimes:

@@ -1,8 +1,9 @@
 """Cluster policies: who gets which devices. Pure functions of the cluster's books; cluster scheduler and simulator.
 
-A policy is a generator function ``policy(books)`` that yields ``Decision(record, held)``: from now on that job holds those
-devices, all of them. Each decision is checked and in the books when the generator goes on, so it always reads the state as
-it is. It is called whenever something has changed and stops when it has nothing more to say. To add one, write the function
+A policy is a generator function ``policy(books)`` that yields ``Decision(record, held)``: from now on that job holds
+those devices, all of them. Each decision is checked and in the books when the generator goes on, so it always reads
+the state as it is. It is called whenever something has changed and stops when it has nothing more to say. To add one,
+write the function
 and name it: ``easyscale simulate --policy mymodule:mypolicy``.
 """
 

@@ -65,7 +65,9 @@ def _next(books: Books, market: Market) -> _Admission | None:
         taken = _taken_start(books, market, record)
         if taken is not None:
             return taken
-        if books.now_s - record.job.submit_s > market.rules.patience_s and market.could_ever_run(record, books.capacity):
+        if books.now_s - record.job.submit_s > market.rules.patience_s and market.could_ever_run(
+            record, books.capacity
+        ):
             return None
     return None
 
@@ -130,7 +132,9 @@ def givers(books: Books, market: Market, kind: int, missing: int, ask: Ask) -> l
 
 
 def _preempted(books: Books, market: Market, kind: int, missing: int, below: float) -> list[JobRecord]:
-    """Jobs without a guarantee and of a priority lower than ``below`` that lose all; latest first. None if not enough."""
+    """Jobs without a guarantee and of a priority lower than ``below`` that lose all; latest first. None if not
+    enough.
+    """
     victims = []
     for (priority, *_), record in books.ascending(market.preemptable, kind):
         if missing <= 0 or priority >= below:

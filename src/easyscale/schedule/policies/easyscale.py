@@ -77,9 +77,7 @@ def _exchange(books: Books, market: Market) -> Iterator[Decision]:
         yield from _grow(books, market)
 
 
-def _best_exchange(
-    books: Books, market: Market
-) -> tuple[JobRecord, Offer, list[tuple[JobRecord, Offer]]] | None:
+def _best_exchange(books: Books, market: Market) -> tuple[JobRecord, Offer, list[tuple[JobRecord, Offer]]] | None:
     """The highest worth that is clearly above what the devices are worth where they are."""
     wanted = sorted(_growths(books, market, fitting=False), key=_rank)
     for key, record, offer in wanted[: market.rules.max_exchanges]:

@@ -1,7 +1,7 @@
 """What devices are worth, as orders over jobs that the books keep for the EasyScale policy. Pure.
 
-Runs in the cluster scheduler and the simulator. Promise: worth depends on the job and what it holds, so it is computed when
-that changes and not when it is asked for.
+Runs in the cluster scheduler and the simulator. Promise: worth depends on the job and what it holds, so it is
+computed when that changes and not when it is asked for.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from easyscale.schedule.model import JobModel
 from easyscale.schedule.offers import Offer
 
 Worth = tuple[float, ...]
-"""Priority, then worth per device, then what decides ties; a growth's first two are negative, so that best comes first."""
+"""Priority, then worth per device, then what decides ties; a growth's first two are negative, so that best comes
+first.
+"""
 
 _DIGITS = 12
 """Worths that differ less are equal, so that rounding does not decide."""
@@ -85,14 +87,15 @@ class Market:
     def fastest_kinds(self, record: JobRecord) -> list[int]:
         return [self.kinds.index(kind.name) for kind in self.model(record).kinds if kind.name in self.kinds]
 
-    # -- waiting jobs -----------------------------------------------------------------------------------------------------
+    # -- waiting jobs ------------------------------------------------------------------------------------------------
 
     def starts(self, record: JobRecord) -> tuple[Counts, ...]:
         """The fewest devices of each single kind that hold the job and its guaranteed minimum."""
         key = (self.model(record), max(1, record.job.min_devices))
         if key not in self._starts:
             self._starts[key] = tuple(self._single_starts(*key))
-        return self._starts[key]
+        home = record.home
+        return self._starts[key] if home is None else tuple(start for start in self._starts[key] if start[home])
 
     def could_ever_run(self, record: JobRecord, capacity: Counts) -> bool:
         return any(all(n <= c for n, c in zip(start, capacity, strict=True)) for start in self.starts(record))
@@ -117,7 +120,7 @@ class Market:
         claim = record.job.submit_s - record.job.priority * self.rules.aging_s
         return claim + record.remaining_s if self.rules.shortest_first and record.remaining_s < inf else claim
 
-    # -- running jobs -----------------------------------------------------------------------------------------------------
+    # -- running jobs ------------------------------------------------------------------------------------------------
 
     def growths(self, record: JobRecord) -> tuple[Offer, ...]:
         limits = (record.job.max_devices, self.rules.growth)

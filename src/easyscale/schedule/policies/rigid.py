@@ -1,7 +1,7 @@
 """Policies for jobs that take a fixed number of devices or wait: what elastic ones are compared with.
 
-Runs in the cluster scheduler and the simulator. Promise: a job gets its gang of its preferred kind and keeps it to the end;
-only ``shortest_remaining_first`` takes it away again.
+Runs in the cluster scheduler and the simulator. Promise: a job gets its gang of its preferred kind and keeps it to
+the end; only ``shortest_remaining_first`` takes it away again.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def fifo_backfill(books: Books) -> Iterator[Decision]:
 
 
 def shortest_remaining_first(books: Books) -> Iterator[Decision]:
-    """The jobs with the least work left run; a longer one is put back, with its progress, when a clearly shorter one comes.
+    """The jobs with the least work left run; one is put back, with its progress, when a clearly shorter one comes.
 
     "Clearly" because putting back has a price.
     """

@@ -1,7 +1,8 @@
 """The published program's cluster: a tick of 60 s, three policies. Runs in ``easyscale simulate --published``.
 
-Promise: its makespan and mean JCT to the last digit for "yarn-cs" and "homo". For "heter" the published program depends on
-the order of a Python set; here every tie is decided by a written rule, so the figure differs by some percent.
+Promise: its makespan and mean JCT to the last digit for "yarn-cs" and "homo". For "heter" the published program
+depends on the order of a Python set; here every tie is decided by a written rule, so the figure differs by some
+percent.
 """
 
 from __future__ import annotations
@@ -125,7 +126,10 @@ def _requests(job: _Job) -> Iterable[_Request]:
             # The 1 belongs to the formula: adding it before comparing decides ties.
             gain = (choice.speed_up / held.speed_up - 1) / (choice.gpus[kind] - held.gpus[kind]) + 1
             if best is None or (gain, choice.speed_up) > best:
-                best, chosen = (gain, choice.speed_up), PublishedProposal(gpus, choice.ests, choice.waste, choice.speed_up)
+                best, chosen = (
+                    (gain, choice.speed_up),
+                    PublishedProposal(gpus, choice.ests, choice.waste, choice.speed_up),
+                )
         if chosen is not None and best is not None:
             yield _Request(job, chosen, best[0])
 

@@ -1,7 +1,8 @@
 """What a job may ask for under the published rules. Runs in ``easyscale simulate --published``.
 
-Kept with its errors on purpose: of two ways to use the same GPUs the slower one is offered at the faster one's rank, ESTs
-stand on GPUs that are not there, and a single kind is never said to waste anything. ``easyscale.schedule`` has none of them.
+Kept with its errors on purpose: of two ways to use the same GPUs the slower one is offered at the faster one's rank,
+ESTs stand on GPUs that are not there, and a single kind is never said to waste anything. ``easyscale.schedule`` has
+none of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The trace published with the paper: a CSV of 68 rows that are 62 jobs. Runs in ``easyscale simulate``.
 
-Promise: the jobs in the order of the file, which decides what is first come; a name that comes again keeps the place of its
-first row and the values of its last, as in the published program.
+Promise: the jobs in the order of the file, which decides what is first come; a name that comes again keeps the place
+of its first row and the values of its last, as in the published program.
 """
 
 from __future__ import annotations
