@@ -67,11 +67,9 @@ def growths(kinds: Kinds, model: JobModel, held: Counts, max_devices: int, growt
     """Ways to grow by one kind that gain; of counts that gain the same the smallest. At most ``growth`` times as
     many.
     """
-    now_s = step_s(kinds, model, held)
+    limit = min(max_devices, max(sum(held) + 1, int(sum(held) * growth)))
     return tuple(
-        offer
-        for kind in _growing_kinds(kinds, model, held)
-        for offer in _growths_by(kinds, model, held, kind, _room(held, max_devices, growth), now_s)
+        offer for kind in _growing_kinds(kinds, model, held) for offer in _growths_by(kinds, model, held, kind, limit)
     )
 
 
@@ -81,11 +79,6 @@ def give_backs(kinds: Kinds, model: JobModel, held: Counts, min_devices: int) ->
     return tuple(offer for kind in range(len(kinds)) for offer in _give_backs_of(kinds, model, held, kind, min_devices))
 
 
-def _room(held: Counts, max_devices: int, growth: float) -> int:
-    total = sum(held)
-    return min(max_devices - total, max(1, int(total * (growth - 1))))
-
-
 def _growing_kinds(kinds: Kinds, model: JobModel, held: Counts) -> Iterator[int]:
     """A job that may not mix kinds stays on the one it has: its bits would change on another."""
     for kind, name in enumerate(kinds):
@@ -93,15 +86,18 @@ def _growing_kinds(kinds: Kinds, model: JobModel, held: Counts) -> Iterator[int]
             yield kind
 
 
-def _growths_by(kinds: Kinds, model: JobModel, held: Counts, kind: int, room: int, now_s: float) -> Iterator[Offer]:
-    last_s = now_s
-    for count in range(1, room + 1):
+def _growths_by(kinds: Kinds, model: JobModel, held: Counts, kind: int, limit: int) -> Iterator[Offer]:
+    """More of one kind may mean none of another any more: what is held in the end counts against the limit."""
+    now_s = last_s = step_s(kinds, model, held)
+    for count in range(1, limit + 1):
         grown = _changed(held, kind, count)
         seconds = step_s(kinds, model, grown)
         if seconds >= last_s * (1 - TOLERANCE):
             continue
-        last_s = seconds
-        yield Offer(kind, count, useful(kinds, model, grown), (now_s / seconds - 1) / count, seconds)
+        used = useful(kinds, model, grown)
+        if sum(used) <= limit:
+            last_s = seconds
+            yield Offer(kind, count, used, (now_s / seconds - 1) / count, seconds)
 
 
 def _give_backs_of(kinds: Kinds, model: JobModel, held: Counts, kind: int, min_devices: int) -> Iterator[Offer]:

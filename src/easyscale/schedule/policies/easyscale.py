@@ -10,15 +10,20 @@ Runs in the cluster scheduler and the simulator. Phases, each looking at the boo
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from easyscale.schedule.books import Books
 from easyscale.schedule.cluster import Decision, JobRecord, Policy
-from easyscale.schedule.offers import Offer
 from easyscale.schedule.policies import admission
 from easyscale.schedule.policies.market import Market, Rules, Worth
 
 __all__ = ["Rules", "easyscale"]
+
+_LOOKED_AT, _WISHES = 4, 12
+"""So many jobs of a bucket, and growths in all, are tried for an exchange: the price must not grow with the jobs."""
 
 
 def easyscale(rules: Rules) -> Policy:
@@ -38,31 +43,44 @@ def easyscale(rules: Rules) -> Policy:
 
 
 def _grow(books: Books, market: Market) -> Iterator[Decision]:
-    while (best := min(_growths(books, market, fitting=True), default=None, key=_rank)) is not None:
-        _, record, offer = best
-        yield Decision(record, offer.held)
+    while (best := min(_fitting(books, market), default=None, key=_rank)) is not None:
+        yield Decision(best.record, market.growth_of(best.record, best.kind, best.devices).held)
 
 
-_Growth = tuple[Worth, JobRecord, Offer]
+class _Wish(NamedTuple):
+    """A growth by some devices of a kind, as it stands in the books' order."""
+
+    worth: Worth
+    record: JobRecord
+    kind: int
+    devices: int
 
 
-def _rank(growth: _Growth) -> tuple[Worth, int, int]:
+def _rank(wish: _Wish) -> tuple[Worth, int, int]:
     """A total order: worth, then who came first, then the cluster's order of kinds."""
-    worth, record, offer = growth
-    return worth, record.order, offer.kind
+    return wish.worth, wish.record.order, wish.kind
 
 
-def _growths(books: Books, market: Market, fitting: bool) -> Iterator[_Growth]:
-    """The best growth of every kind and count that fits into what is free, or that does not."""
+def _fitting(books: Books, market: Market) -> Iterator[_Wish]:
+    """Of every kind and count that is free the best growth."""
     free = books.free
     for bucket in books.buckets(market.growing):
         kind, count = market.kind_and_count(bucket)
-        if (count <= free[kind]) is not fitting:
-            continue
-        head = books.first(market.growing, bucket)
-        if head is not None:
-            key, record = head
-            yield key, record, market.growth_of(record, kind, count)
+        if count <= free[kind]:
+            head = books.first(market.growing, bucket)
+            if head is not None:
+                yield _Wish(*head, kind, count)
+
+
+def _beyond(books: Books, market: Market) -> Iterator[_Wish]:
+    """Of every kind and count that is not free the best growths, of jobs that have rested."""
+    free = books.free
+    for bucket in books.buckets(market.growing):
+        kind, count = market.kind_and_count(bucket)
+        if count > free[kind]:
+            for worth, record in itertools.islice(books.ascending(market.growing, bucket), _LOOKED_AT):
+                if books.now_s - record.changed_s >= market.rules.cool_down_s:
+                    yield _Wish(worth, record, kind, count)
 
 
 def _exchange(books: Books, market: Market) -> Iterator[Decision]:
@@ -70,22 +88,19 @@ def _exchange(books: Books, market: Market) -> Iterator[Decision]:
         exchange = _best_exchange(books, market)
         if exchange is None:
             return
-        record, offer, victims = exchange
-        for victim, given in victims:
-            yield Decision(victim, given.held)
-        yield Decision(record, offer.held)
+        yield from exchange
         yield from _grow(books, market)
 
 
-def _best_exchange(books: Books, market: Market) -> tuple[JobRecord, Offer, list[tuple[JobRecord, Offer]]] | None:
+def _best_exchange(books: Books, market: Market) -> list[Decision] | None:
     """The highest worth that is clearly above what the devices are worth where they are."""
-    wanted = sorted(_growths(books, market, fitting=False), key=_rank)
-    for key, record, offer in wanted[: market.rules.max_exchanges]:
-        if books.now_s - record.changed_s >= market.rules.cool_down_s:
-            missing = offer.count - books.free[offer.kind]
-            victims = admission.givers(books, market, offer.kind, missing, _clearly_less(books, market, key, record))
-            if victims:
-                return record, offer, victims
+    for wish in heapq.nsmallest(_WISHES, _beyond(books, market), key=_rank):
+        missing = wish.devices - books.free[wish.kind]
+        asked = _clearly_less(books, market, wish.worth, wish.record)
+        given = admission.givers(books, market, wish.kind, missing, asked)
+        if given:
+            taken = [Decision(giver, offer.held) for giver, offer in given]
+            return [*taken, Decision(wish.record, market.growth_of(wish.record, wish.kind, wish.devices).held)]
     return None
 
 

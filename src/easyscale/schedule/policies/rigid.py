@@ -42,7 +42,7 @@ _LONGEST = Index("running, longest first", _longest_running)
 def one_at_a_time(books: Books) -> Iterator[Decision]:
     """The cluster runs one job at a time, as the baseline that was published as YARN-CS."""
     head = books.first(_IN_ORDER, "waiting")
-    if head is not None and not books.num_running:
+    if head is not None and not books.num_running and _fits(books, head[1]):
         yield Decision(head[1], _gang(books, head[1]))
 
 
