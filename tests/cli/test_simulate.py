@@ -151,12 +151,12 @@ def test_serving_failures_networks_and_costs(call: Call) -> None:
     options = ("--serving", "curve.csv", "--serving-duty", "duty.csv", "--until", "0.125", "--backlog")
     found = simulated(call, *options, "--rescale-cost", "1,conv=5", "--network", "8:0.01:0.1", "--failures", "1")
     serving = found["policies"][0]["serving"]
-    assert serving["allocation_without"] == pytest.approx((10 + 20 + 5) / 3 / 32)
-    assert serving["utilisation_without"] == pytest.approx((10 + 20 + 5) / 3 / 32 / 2)
+    assert serving["allocation_without"] == pytest.approx((10 + 20 + 5) / 3 / 64)
+    assert serving["utilisation_without"] == pytest.approx((10 + 20 + 5) / 3 / 64 / 2)
     assert serving["allocation_with"] > serving["allocation_without"]
     assert serving["give_back_max_s"] <= 5
     called = call(*SMALL, *options)
-    assert "allocated 36.5% by serving alone" in called.out
+    assert "allocated 18.2% by serving alone" in called.out
 
 
 def test_the_published_figures_from_the_command_line(call: Call) -> None:

@@ -168,3 +168,15 @@ def test_unknown_policies_and_rules_that_cannot_be_are_refused() -> None:
         named("fastest")
     with pytest.raises(RefusedError, match=r"growth is 0\.5"):
         Rules(growth=0.5)
+
+
+@pytest.mark.parametrize(("slow", "kind"), [(0.9, "T4"), (0.2, "V100")])
+def test_a_job_that_may_not_mix_starts_on_a_free_kind_only_if_it_can_become_fast_there(slow: float, kind: str) -> None:
+    """It stays for life where it starts; on a much slower kind it takes a device of its best one from another job."""
+    books = Books(KINDS, (4, 4))
+    books.hold(submitted(books, "first"), (4, 0))
+    model = JobModel(4, {"V100": 1.0, "T4": slow}, can_mix_kinds=False)
+    record = books.submit(ClusterJob("stays", model, "V100"))
+    books.now_s = 100.0
+    decide(books, ELASTIC)
+    assert record.held[KINDS.index(kind)] == sum(record.held) > 0

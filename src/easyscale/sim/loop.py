@@ -58,26 +58,32 @@ class Simulation:
 
     def run(self, jobs: Iterable[TraceJob], changes: Iterable[DeviceChange] = (), until_s: float = inf) -> Recorder:
         """Simulate until all jobs have ended, or until a time."""
+        self.load(jobs, changes)
+        self.advance(until_s)
+        if self.recorder.num_done < self._num_jobs and until_s == inf:
+            raise PolicyError(self._stuck())
+        end_s = self.books.now_s if until_s == inf else until_s
+        self.books.now_s = end_s
+        self.recorder.close(end_s, self.progress)
+        return self.recorder
+
+    def load(self, jobs: Iterable[TraceJob], changes: Iterable[DeviceChange] = ()) -> None:
+        """What is going to happen."""
         for job in jobs:
             self._check(job)
             self._num_jobs += 1
             self._queue.push(job.job.submit_s, What.ARRIVAL, job)
         for change in changes:
             self._queue.push(change.at_s, What.DEVICES, change)
-        while self._queue and self.recorder.num_done < self._num_jobs:
+
+    def advance(self, until_s: float = inf) -> None:
+        """Let it happen, until a time or until all jobs have ended."""
+        while self._queue and self.recorder.num_done < self._num_jobs and self._queue.next_s() <= until_s:
             at_s, what, payload = self._queue.pop()
-            if at_s > until_s:
-                break
-            if what is What.FINISH and not self._is_current(payload):
-                continue
-            self.num_events += 1
-            self.books.now_s = at_s
-            self._handle(what, payload)
-        if self.recorder.num_done < self._num_jobs and until_s == inf:
-            raise PolicyError(self._stuck())
-        self.books.now_s = min(until_s, max(self.books.now_s, until_s if until_s < inf else 0.0))
-        self.recorder.close(self.books.now_s, self.progress)
-        return self.recorder
+            if what is not What.FINISH or self._is_current(payload):
+                self.num_events += 1
+                self.books.now_s = at_s
+                self._handle(what, payload)
 
     def _handle(self, what: What, payload: Any) -> None:
         if what is What.DECIDE:
@@ -90,9 +96,12 @@ class Simulation:
             self._arrive(payload)
         else:
             self._devices.change(self, payload)
-        self._ask_to_decide()
+        self._ask_to_decide(at_once=min(self.books.free) < 0)
 
-    def _ask_to_decide(self) -> None:
+    def _ask_to_decide(self, at_once: bool) -> None:
+        """Devices that are wanted back do not wait for the interval."""
+        if at_once and self.settings.interval_s:
+            self._queue.push(self.books.now_s, What.DECIDE)
         if self._is_deciding:
             return
         self._is_deciding = True

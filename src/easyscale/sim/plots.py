@@ -39,6 +39,8 @@ def draw_all(folder: Path, outcomes: Sequence[Outcome]) -> list[Path]:
         name, recorder = outcome.summary.policy.replace(":", "-"), outcome.recorder
         paths += _draw(module, folder / f"allocation-{name}", (8, 4), _on(_allocation, recorder))
         paths += _draw(module, folder / f"waste-{name}", (8, 4), _on(_waste, recorder))
+        if outcome.serving is not None:
+            paths += _draw(module, folder / f"serving-{name}", (8, 4), _on(_serving, recorder))
         if all(job.segments is not None for job in recorder.jobs):
             height = max(4.0, 0.09 * len(recorder.jobs))
             paths += _draw(module, folder / f"gantt-{name}", (9, height), _on(_gantt, recorder))
@@ -83,6 +85,20 @@ def _allocation(axes: Any, recorder: Recorder) -> None:
     there = [sum(column[index] for column in recorder.capacity_by_kind) for index in picked]
     axes.step(hours, there, where="post", color="black", linewidth=0.8, label="there are")
     axes.set(xlabel="time (h)", ylabel="devices held")
+    _legend(axes)
+
+
+def _serving(axes: Any, recorder: Recorder) -> None:
+    """Who holds the cluster: serving, jobs, nobody. Cut off where only serving is."""
+    picked = _picked(len(recorder.times_s))
+    hours = [recorder.times_s[index] / 3600 for index in picked]
+    total = sum(recorder.first_capacity)
+    serving = [total - sum(column[index] for column in recorder.capacity_by_kind) for index in picked]
+    jobs = [sum(column[index] for column in recorder.held_by_kind) for index in picked]
+    labels = ("serving", "elastic jobs")
+    axes.stackplot(hours, serving, jobs, labels=labels, step="post", colors=("#bbbbbb", "#2ca02c"))
+    axes.axhline(total, color="black", linewidth=0.8)
+    axes.set(xlabel="time (h)", ylabel="GPUs held", ylim=(0.9 * min(serving), 1.01 * total))
     _legend(axes)
 
 

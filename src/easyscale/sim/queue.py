@@ -38,6 +38,10 @@ class EventQueue:
     def push(self, at_s: float, what: What, payload: Any = None) -> None:
         heapq.heappush(self._heap, (at_s, int(what), next(self._counter), payload))
 
+    def next_s(self) -> float:
+        """The time of the next event; there must be one."""
+        return self._heap[0][0]
+
     def pop(self) -> tuple[float, What, Any]:
         at_s, what, _, payload = heapq.heappop(self._heap)
         return at_s, What(what), payload

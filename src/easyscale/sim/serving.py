@@ -63,11 +63,11 @@ class Serving:
                 left = now_left
 
     def figures(self, total: int, summary: Summary, recorder: Recorder) -> dict[str, Any]:
-        """The cluster with and without elastic jobs. A job that failed is one that lost work."""
+        """The whole cluster with and without elastic jobs, of all kinds. A job that failed is one that lost work."""
         times = self._times()
         held = [float(self._held(at_s, total)) for at_s in times]
         busy = [n * self.duty.at(self.begin_s + at_s) for at_s, n in zip(times, held, strict=True)]
-        there = total * self.until_s
+        there = sum(recorder.first_capacity) * self.until_s
         held_s = integral(times, held, 0.0, self.until_s, held[0])
         busy_s = integral(times, busy, 0.0, self.until_s, busy[0])
         elastic_s = sum(summary.device_s_by_kind.values())

@@ -74,7 +74,7 @@ def _next(books: Books, market: Market) -> _Admission | None:
 
 def _free_start(books: Books, market: Market, record: JobRecord) -> Counts | None:
     """The fastest start on free devices."""
-    starts = [start for start in market.starts(record) if _fits(start, books.free)]
+    starts = [start for start in market.promising(record, books.capacity) if _fits(start, books.free)]
     if not starts and market.model(record).can_mix_kinds and record.job.min_devices > 1:
         starts = [start for start in [_mixed_start(books, market, record)] if start is not None]
     return min(starts, key=lambda start: market.step_s(record, start), default=None)
@@ -96,13 +96,13 @@ def _taken_start(books: Books, market: Market, record: JobRecord) -> _Admission 
     def is_not_higher(worth: Worth, giver: JobRecord) -> Answer:
         return Answer.YES if worth[0] <= record.job.priority else Answer.STOP
 
-    for start in sorted(market.starts(record), key=lambda start: market.step_s(record, start)):
+    for start in market.promising(record, books.capacity):
         kind = next(kind for kind, count in enumerate(start) if count)
         missing = start[kind] - books.free[kind]
         offers = givers(books, market, kind, missing, is_not_higher)
         if offers:
             return record, start, [(giver, offer.held) for giver, offer in offers]
-    for start in sorted(market.starts(record), key=lambda start: market.step_s(record, start)):
+    for start in market.promising(record, books.capacity):
         kind = next(kind for kind, count in enumerate(start) if count)
         victims = _preempted(books, market, kind, start[kind] - books.free[kind], record.job.priority)
         if victims:

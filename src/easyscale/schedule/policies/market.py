@@ -33,6 +33,8 @@ class Rules:
     Attributes:
         preferred_only: homogeneous: a job runs on its preferred kind alone.
         shortest_first: worth is divided by the time that the job still needs, which must be known.
+        kind_tolerance: a job that may not mix kinds starts on one on which it can become this many times slower than on
+            its best one, no more.
         growth: a job's devices grow at most by this factor in one decision.
         threshold: an exchange needs a worth this many times as high.
         cool_down_s: a job whose devices changed takes part in no exchange for so long.
@@ -43,6 +45,7 @@ class Rules:
 
     preferred_only: bool = False
     shortest_first: bool = False
+    kind_tolerance: float = 1.5
     growth: float = 2.0
     threshold: float = 1.5
     cool_down_s: float = 30.0
@@ -97,8 +100,32 @@ class Market:
         home = record.home
         return self._starts[key] if home is None else tuple(start for start in self._starts[key] if start[home])
 
+    def promising(self, record: JobRecord, capacity: Counts) -> list[Counts]:
+        """Starts to choose from, fastest first.
+
+        A job that may not mix kinds stays where it starts, so a kind on which it could never become nearly as fast as
+        on its best one is not worth starting on, though it is free now.
+        """
+        starts = sorted(self.starts(record), key=lambda start: self.step_s(record, start))
+        starts = [start for start in starts if _fits(start, capacity)]
+        if self.model(record).can_mix_kinds or len(starts) < 2:
+            return starts
+        best_s = [self._best_s(record, start, capacity) for start in starts]
+        limit_s = self.rules.kind_tolerance * min(best_s)
+        return [start for start, seconds in zip(starts, best_s, strict=True) if seconds <= limit_s]
+
+    def _best_s(self, record: JobRecord, start: Counts, capacity: Counts) -> float:
+        """A step's time on all devices of the kind that the job can use."""
+        most = (
+            min(record.job.max_devices, there) if count else 0 for count, there in zip(start, capacity, strict=True)
+        )
+        return self.step_s(record, tuple(most))
+
     def could_ever_run(self, record: JobRecord, capacity: Counts) -> bool:
-        return any(all(n <= c for n, c in zip(start, capacity, strict=True)) for start in self.starts(record))
+        if any(_fits(start, capacity) for start in self.starts(record)):
+            return True
+        usable = sum(capacity[kind] for kind in self.fastest_kinds(record))
+        return self.model(record).can_mix_kinds and record.job.min_devices <= usable
 
     def _single_starts(self, model: JobModel, minimum: int) -> Iterator[Counts]:
         for kind in model.kinds:
@@ -112,8 +139,12 @@ class Market:
     def _waiting(self, record: JobRecord) -> Iterator[Entry]:
         """Jobs with equal starts fit or do not fit together, so it is enough to look at the first of them."""
         if not record.is_running:
-            can_mix = self.model(record).can_mix_kinds and record.job.min_devices > 1
-            yield (self.starts(record), can_mix, record.job.priority), (self._claim(record),)
+            yield (self.starts(record), self._alike(record), record.job.priority), (self._claim(record),)
+
+    def _alike(self, record: JobRecord) -> Hashable:
+        """What else decides whether a waiting job fits."""
+        model = self.model(record)
+        return record.job.min_devices > 1 if model.can_mix_kinds else (model, record.job.max_devices)
 
     def _claim(self, record: JobRecord) -> float:
         """Who waits first: the earlier, by as much as a priority is worth; it does not change while waiting."""
@@ -172,3 +203,7 @@ class Market:
             for kind, count in enumerate(record.held):
                 if count:
                     yield kind, (record.job.priority, -record.order)
+
+
+def _fits(counts: Counts, there: Counts) -> bool:
+    return all(count <= room for count, room in zip(counts, there, strict=True) if count)
