@@ -40,18 +40,19 @@ def peak_mib() -> float:
 
 
 def paper() -> dict[str, Any]:
-    """Seconds of one call of all policies, reading included."""
-    begin = time.perf_counter()
+    """Seconds of one call of all policies, reading included. The limit is on processor time: others may be at work."""
+    begin, cpu = time.perf_counter(), time.process_time()
     times = read_step_times(DATA / "step_times" / "easyscale_step_times.csv", "D1+D2 hetero", 1.0)
     kinds, capacity = ("V100", "P100", "T4"), (32, 16, 16)
     reading = Reading(kinds, times, None, Recorded(dict.fromkeys(kinds, 1.0), "V100"))
     jobs = read_trace([DATA / "paper" / "workload_test.csv"], reading)
     seconds = {}
     for policy in POLICIES.values():
-        start = time.perf_counter()
+        start = time.process_time()
         run_policy(Experiment(kinds, capacity, jobs), policy)
-        seconds[policy.name] = round(time.perf_counter() - start, 3)
-    return {"all_s": round(time.perf_counter() - begin, 3), "by_policy_s": seconds}
+        seconds[policy.name] = round(time.process_time() - start, 3)
+    cpu_s, all_s = time.process_time() - cpu, time.perf_counter() - begin
+    return {"cpu_s": round(cpu_s, 3), "all_s": round(all_s, 3), "by_policy_s": seconds}
 
 
 def merged(policy: str, gpus: int) -> dict[str, Any]:
@@ -119,7 +120,7 @@ def main() -> int:
         results["left_out"] = "paper and merged: there is no ../shared/data"
     elif given.part in (None, "paper"):
         results["paper"] = paper()
-        missed += ["paper"] * (results["paper"]["all_s"] > PAPER_S)
+        missed += ["paper"] * (results["paper"]["cpu_s"] > PAPER_S)
     if DATA.is_dir() and given.part in (None, "merged"):
         results["merged"] = [merged(policy, given.gpus) for policy in policies]
         missed += ["merged"] * any(each["seconds"] > MERGED_S for each in results["merged"])

@@ -63,6 +63,13 @@ def test_several_policies_are_compared_in_one_call(call: Call) -> None:
     assert easyscale["unfinished"] == 0
 
 
+def test_a_terminal_gets_a_progress_bar(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert call(*SMALL).err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    assert "easyscale" in call(*SMALL).err
+
+
 def test_equal_calls_give_equal_bytes(call: Call) -> None:
     for folder in ("one", "two"):
         call(*SMALL, "--failures", "2", "--out", folder, "--policy", "easyscale,fifo")

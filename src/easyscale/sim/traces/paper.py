@@ -96,12 +96,15 @@ def _known() -> str:
 
 def to_trace_jobs(jobs: list[PaperJob], times: StepTimes, kinds: tuple[str, ...]) -> list[TraceJob]:
     """The same jobs for our own rules: a global step is one mini-batch of every EST."""
-    return [_trace_job(job, times, kinds) for job in sorted(jobs, key=lambda job: job.submit_s)]
+    models: dict[JobModel, JobModel] = {}
+    return [_trace_job(job, times, kinds, models) for job in sorted(jobs, key=lambda job: job.submit_s)]
 
 
-def _trace_job(job: PaperJob, times: StepTimes, kinds: tuple[str, ...]) -> TraceJob:
+def _trace_job(job: PaperJob, times: StepTimes, kinds: tuple[str, ...], models: dict[JobModel, JobModel]) -> TraceJob:
+    """``models`` makes one value of equal ones, so that the planner's answers are found by identity."""
     capability = {kind: 1 / times.seconds(job.model, kind, job.batch_size) for kind in kinds}
     model = JobModel(job.num_ests, capability, can_mix_kinds=job.may_mix)
+    model = models.setdefault(model, model)
     return TraceJob(
         ClusterJob(job.name, model, job.preferred, job.submit_s),
         steps=job.samples / (job.num_ests * job.batch_size),
