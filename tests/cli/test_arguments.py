@@ -70,7 +70,7 @@ def test_without_a_command_it_says_what_there_is(call: Call) -> None:
     assert "verify" in called.err
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["verify", "-h"], ["--version"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["verify", "-h"], ["plan", "-h"], ["--version"]])
 def test_help_comes_at_once_without_torch_and_rich(arguments: list[str]) -> None:
     program = f"""
 import sys

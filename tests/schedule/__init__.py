@@ -1,0 +1,1 @@
+"""Decisions without a process: plans, proposals, policies."""
