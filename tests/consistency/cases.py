@@ -165,6 +165,7 @@ def loader_of(data: Data) -> DataLoader[Any]:
         shuffle=data.shuffle,
         drop_last=data.drop_last,
         num_workers=data.num_workers,
+        persistent_workers=data.persistent_workers,
         generator=None if data.generator_seed is None else torch.Generator().manual_seed(data.generator_seed),
     )
 

@@ -214,6 +214,7 @@ def rank_loader(data: Data) -> DataLoader[Any]:
         sampler=sampler,
         drop_last=data.drop_last,
         num_workers=data.num_workers,
+        persistent_workers=data.persistent_workers,
         generator=None if data.generator_seed is None else torch.Generator().manual_seed(data.generator_seed),
     )
 

@@ -32,6 +32,7 @@ class Data:
     drop_last: bool = False
     num_workers: int = 0
     generator_seed: int | None = None
+    persistent_workers: bool = False
 
 
 @dataclass(frozen=True)
@@ -314,6 +315,9 @@ RECIPES: dict[str, Recipe] = {
     "cnn_in_order": replace(_CNN, data=Data(Images, shuffle=False)),
     "cnn_own_buffers": replace(_CNN, options={"broadcast_buffers": False}),
     "augmented": replace(_CNN, data=Data(lambda: Images(25, augment=True))),
+    "augmented_by_persistent_workers": replace(
+        _CNN, data=Data(lambda: Images(25, augment=True), num_workers=2, persistent_workers=True)
+    ),
     "augmented_by_workers": replace(_CNN, data=Data(lambda: Images(25, augment=True), num_workers=2)),
     "transformer": Recipe(Transformer, Data(Text), predict_next, adamw, warm_up_then_cosine, max_norm=0.5),
     "cnn_channels_last": replace(_CNN, model=cnn_channels_last),

@@ -135,6 +135,12 @@ def test_equals_ddp_with_a_bucket_above_4_mb(jobs: Jobs, ddp: Oracle, num_ests: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ests", [2, 3])
+def test_equals_ddp_with_persistent_data_workers(jobs: Jobs, ddp: Oracle, num_ests: int) -> None:
+    assert_equals_ddp(jobs, ddp, num_ests, "augmented_by_persistent_workers", one_and_odd(num_ests))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ests", [2, 3])
 def test_equals_ddp_with_data_workers(jobs: Jobs, ddp: Oracle, num_ests: int) -> None:
     assert_equals_ddp(jobs, ddp, num_ests, "augmented_by_workers", one_and_odd(num_ests))
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from easyscale.core.errors import RefusedError, UsageError
 from easyscale.train import checks
-from easyscale.train.data.loader import LoaderHost, elastic
+from easyscale.train.data.loader import ElasticLoader, LoaderHost, elastic
 from easyscale.train.digest import fingerprint_of, state_of
 from easyscale.train.job import Job
 from easyscale.train.optim import GateKeeper, Gates
@@ -41,7 +41,7 @@ class Prepared:
         self._trained: list[nn.Module] = []
         self._modules: list[nn.Module] = []
         self._optimizers: list[torch.optim.Optimizer] = []
-        self._num_loaders = 0
+        self._loaders: list[ElasticLoader] = []
         self._averaged: set[int] = set()
 
     @property
@@ -127,10 +127,10 @@ class Prepared:
         for optimizer in optimizers:
             checks.check_optimizer(optimizer, [*self._trained, *modules])
 
-    def _elastic(self, loader: DataLoader[Any], host: LoaderHost) -> Any:
-        self._num_loaders += 1
+    def _elastic(self, loader: DataLoader[Any], host: LoaderHost) -> ElasticLoader:
         spec = self._job.spec
-        return elastic(loader, spec.num_ests, self._num_loaders - 1, spec.seed, host)
+        self._loaders.append(elastic(loader, spec.num_ests, len(self._loaders), spec.seed, host))
+        return self._loaders[-1]
 
     def _gate(self, item: Any) -> None:
         if isinstance(item, torch.optim.Optimizer):
@@ -160,5 +160,7 @@ class Prepared:
         return fingerprint_of(self.state())
 
     def close(self) -> None:
-        """Give the objects their own methods back."""
+        """Give the objects their own methods back, and end data workers."""
         self._gates.close()
+        for loader in self._loaders:
+            loader.close()

@@ -48,7 +48,7 @@ class ElasticLoader:
         self._host = host
         self._own_epoch: int | None = None
         self._iterations = 0
-        self.generator_by_rank: dict[int, torch.Generator] = {}
+        self._loader_by_rank: dict[int, tuple[_Batches, DataLoader[Any]]] = {}
 
     def __len__(self) -> int:
         return self.order.num_batches()
@@ -69,6 +69,24 @@ class ElasticLoader:
     def set_epoch(self, epoch: int) -> None:
         """Choose the permutation of the next iterations, for scripts that do not use ``session.epochs``."""
         self._own_epoch = epoch
+
+    def of_rank(self, virtual_rank: int, batches: list[Any]) -> DataLoader[Any]:
+        """The loader of a DDP rank, made once, so that persistent data workers go on from epoch to epoch as there."""
+        if virtual_rank not in self._loader_by_rank:
+            generator = self.base.generator
+            if generator is not None:  # every DDP rank has one of its own
+                generator = torch.Generator()
+                generator.set_state(self.base.generator.get_state())
+            source, is_persistent = _Batches(()), self.base.persistent_workers
+            loader = _rebuild(self.base, self.base.dataset, source, generator, is_persistent=is_persistent)
+            self._loader_by_rank[virtual_rank] = (source, loader)
+        source, loader = self._loader_by_rank[virtual_rank]
+        source.batches = batches
+        return loader
+
+    def close(self) -> None:
+        """End data workers that would go on to the next epoch."""
+        self._loader_by_rank.clear()
 
     def next_epoch(self) -> int:
         """The epoch number of the iteration that starts now."""
@@ -190,21 +208,9 @@ class RankStreams:
         for rank in ranks:
             batches = [self.plan.batch(rank, step) for step in range(len(self.plan))]
             rng.enter(rank, 0, 0)
-            self._batches[rank] = iter(
-                _rebuild(loader.base, loader.base.dataset, batches, self._generator(loader, rank))
-            )
+            self._batches[rank] = iter(loader.of_rank(rank, batches))
             rng.leave(rank)
         rng.end_pass(0, 0)
-
-    @staticmethod
-    def _generator(loader: ElasticLoader, rank: int) -> torch.Generator | None:
-        """A rank's own copy of the generator that the user gave, which every DDP rank would have."""
-        if loader.base.generator is None:
-            return None
-        if rank not in loader.generator_by_rank:
-            loader.generator_by_rank[rank] = torch.Generator()
-            loader.generator_by_rank[rank].set_state(loader.base.generator.get_state())
-        return loader.generator_by_rank[rank]
 
     def fetch(self, virtual_rank: int, step: int) -> Any:
         # kept for another pass over the step: fetching again would draw from the EST's stream again
@@ -236,18 +242,24 @@ def evaluation_batches(loader: ElasticLoader, epoch: int, ranks: tuple[int, ...]
         yield rank, batch
 
 
-class _Once(Sampler[Any]):
-    """An iterable over an iterator: torch's loader only asks for ``iter``."""
+class _Batches(Sampler[Any]):
+    """A batch sampler over what it is given, also over an iterator."""
 
-    def __init__(self, source: Any) -> None:
-        self._source = source
+    def __init__(self, batches: Any) -> None:
+        self.batches = batches
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._source)
+        return iter(self.batches)
 
 
 def _rebuild(
-    base: DataLoader[Any], dataset: Any, batches: Any, generator: torch.Generator | None, *, in_process: bool = False
+    base: DataLoader[Any],
+    dataset: Any,
+    batches: Any,
+    generator: torch.Generator | None,
+    *,
+    in_process: bool = False,
+    is_persistent: bool = False,
 ) -> DataLoader[Any]:
     """``base`` over other batches, with everything else as the user said."""
     workers = 0 if in_process else base.num_workers
@@ -256,6 +268,7 @@ def _rebuild(
         options = {
             "prefetch_factor": base.prefetch_factor,
             "timeout": base.timeout,
+            "persistent_workers": is_persistent,
             "worker_init_fn": base.worker_init_fn,
             "multiprocessing_context": base.multiprocessing_context,
         }
@@ -264,7 +277,7 @@ def _rebuild(
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         return DataLoader(
             dataset,
-            batch_sampler=_Once(batches),
+            batch_sampler=batches if isinstance(batches, _Batches) else _Batches(batches),
             num_workers=workers,
             collate_fn=base.collate_fn,
             pin_memory=base.pin_memory,
