@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from easyscale.core.errors import RefusedError
+from easyscale.schedule.cluster import ClusterJob
+from easyscale.schedule.model import JobModel
 from easyscale.sim.adjust import Network, as_backlog, with_network, with_rescale_costs
-from easyscale.sim.hazards import draw_failures, read_changes
+from easyscale.sim.hazards import Rate, draw_changes, read_changes
 from easyscale.sim.step_times import StepTimes, read_step_times
-from easyscale.sim.trace import TraceJob
+from easyscale.sim.trace import Cause, DeviceChange, TraceJob
 from easyscale.sim.traces.columns import Recorded, parse_columns
 from easyscale.sim.traces.generate import Generated, generate
 from easyscale.sim.traces.own import written
@@ -34,7 +36,9 @@ def file(folder: Path, text: str, name: str = "trace.csv") -> Path:
 
 
 def test_what_was_written_is_read_back_as_the_same_jobs(tmp_path: Path) -> None:
+    limited = JobModel(6, {"V100": 49.0, "T4": 1 / 49}, {"T4": 2}, can_mix_kinds=False)
     jobs = [
+        TraceJob(ClusterJob("memory", limited, "V100"), 5.0),
         job("a", 3, 1 / 3, 0.1, "T4", can_mix=False, kind_of_model="bert", rescale_s=2.5),
         job("b", 8, 1e6, 7.0, priority=2, min_devices=1, max_devices=6, gang=4),
         *with_network([job("c", submit_s=9.0)], Network(2, 0.01, 0.05)),
@@ -80,7 +84,11 @@ WRONG = [
     ("when,gpus,secs\n1,2,3\n", "submit=when,devices=gpus,duration=seconds", "has no column seconds; it has when"),
     ("when,gpus,secs\n1,two,3\n", "submit=when,devices=gpus,duration=secs", "row 2: could not convert"),
     ("name,submit_s,num_ests,steps,preferred,step_s_V100\na,0,0,1,V100,1\n", None, "row 2: num_ests is 0"),
-    ("name,submit_s,num_ests,steps,preferred,step_s_A100\na,0,1,1,A100,1\n", None, "has no step_s_... of V100, T4"),
+    (
+        "name,submit_s,num_ests,steps,preferred,step_s_A100\na,0,1,1,A100,1\n",
+        None,
+        "has no capability_... or step_s_... of V100, T4",
+    ),
     ("name,submit_s,num_ests,steps,preferred,step_s_T4\na,0,1,0,T4,1\n", None, "row 2: job a has 0.0 steps of work"),
     ("name,time,application,num_replicas,batch_size\na,1,bert,2,24\n", None, "give their step times with --step-times"),
 ]
@@ -102,7 +110,7 @@ def test_columns_that_are_missing_are_asked_for() -> None:
 def test_generated_jobs_are_the_same_everywhere() -> None:
     """The hash is part of the promise: it changes only when the generator is meant to."""
     text = written(generate(Generated(100, days=2.0, seed=3), *CLUSTER))
-    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "71d632690ccc5f8c"
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "3e05d7a7a254058b"
     assert text != written(generate(Generated(100, days=2.0, seed=4), *CLUSTER))
 
 
@@ -155,14 +163,33 @@ def test_rescale_costs_by_model_networks_and_backlogs() -> None:
     assert run([slow], "fifo").jobs[0].end_s == pytest.approx(1.0 + 100 * (0.5 + 0.5))
 
 
-def test_failures_are_drawn_at_their_rate_and_end() -> None:
-    def drawn(seed: int) -> list[object]:
-        return list(draw_failures(("V100",), (100,), 0.1, 600.0, 86_400.0 * 10, seed))
+@pytest.mark.parametrize("cause", ["failure", "reclaim"])
+def test_failures_and_reclaims_are_drawn_at_their_rate_and_end(cause: Cause) -> None:
+    def drawn(seed: int, rate: float = 0.1) -> list[DeviceChange]:
+        return list(draw_changes(("V100",), (100,), Rate(cause, rate, 600.0), 86_400.0 * 10, seed))
 
     changes = drawn(0)
     assert changes == drawn(0) != drawn(1)
     assert 60 < sum(change.count < 0 for change in changes) < 140
     assert sum(change.count for change in changes) == 0
+    assert {change.cause for change in changes} == {cause}
+    assert drawn(0, 0.0) == []
+    with pytest.raises(RefusedError, match="-1 times a day"):
+        Rate(cause, -1, 600.0)
+
+
+def test_jobs_run_where_their_memory_and_allowed_sizes_let_them() -> None:
+    """Six ESTs, two on a T4 and none on a V100: three T4 or more. Four ESTs on 2 or 4 devices: never on 1 or 3."""
+    tight = JobModel(6, {"V100": 2.0, "T4": 1.0}, {"V100": 0, "T4": 2})
+    even = JobModel(4, {"V100": 2.0, "T4": 1.0}, allowed_sizes=(2, 4))
+    jobs = [TraceJob(ClusterJob("tight", tight, "T4"), 40.0), TraceJob(ClusterJob("even", even, "V100"), 40.0)]
+    for stats in run(jobs).jobs:
+        lives = [held for _, held, _ in stats.segments if any(held)]
+        assert lives
+        if stats.name == "tight":
+            assert all(held[0] == 0 and held[1] >= 3 for held in lives)
+        else:
+            assert all(sum(held) in (2, 4) for held in lives)
 
 
 def test_spot_devices_come_from_a_trace(tmp_path: Path) -> None:

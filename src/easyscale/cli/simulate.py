@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 @click.option("--network", metavar="SIZE:IN:OUT", help="Nodes of SIZE; a step costs IN s inside one, OUT s beyond.")
 @click.option("--failures", type=float, default=0.0, show_default=True, help="Failures per device and day.")
 @click.option("--repair", type=float, default=3600.0, show_default=True, help="Seconds until a failed device is back.")
+@click.option("--reclaims", type=float, default=0.0, show_default=True, help="Spot reclaims per device and day.")
+@click.option("--reclaimed-for", type=float, default=3600.0, show_default=True, help="Seconds until it is back.")
 @click.option("--checkpoint", type=float, default=600.0, show_default=True, help="Seconds between checkpoints.")
 @click.option(
     "--device-trace", metavar="FILE", help="CSV of t_s,kind,count: spot devices that are reclaimed and return."

@@ -147,8 +147,13 @@ def _serving(given: Given, kinds: tuple[str, ...], until_s: float) -> Serving:
 
 def _changes(given: Given, kinds: tuple[str, ...], capacity: Counts, until_s: float) -> list[DeviceChange]:
     changes = hazards.read_changes(Path(given["device_trace"])) if given["device_trace"] else []
-    drawn = hazards.draw_failures(kinds, capacity, given["failures"], given["repair"], until_s, given["seed"])
-    return [*changes, *drawn]
+    rates = (
+        hazards.Rate("failure", given["failures"], given["repair"]),
+        hazards.Rate("reclaim", given["reclaims"], given["reclaimed_for"]),
+    )
+    for rate in rates:
+        changes += hazards.draw_changes(kinds, capacity, rate, until_s, given["seed"])
+    return changes
 
 
 def _horizon(jobs: list[TraceJob]) -> float:

@@ -6,8 +6,10 @@ Promise: the same seed gives the same failures, whatever the policy.
 from __future__ import annotations
 
 import csv
+import math
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from easyscale.core.errors import RefusedError
@@ -18,13 +20,36 @@ _DAY_S = 86_400.0
 _CAUSES: dict[str, Cause] = {"serving": "serving", "reclaim": "reclaim", "failure": "failure"}
 
 
-def draw_failures(
-    kinds: tuple[str, ...], capacity: Counts, per_device_day: float, repair_s: float, until_s: float, seed: int
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """How often devices go, and for how long.
+
+    Attributes:
+        cause: "failure", or "reclaim" of spot devices.
+        per_device_day: how often each goes in a day, with exponential times between.
+        away_s: until it is back.
+    """
+
+    cause: Cause
+    per_device_day: float
+    away_s: float
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.per_device_day < math.inf and 0 < self.away_s < math.inf):
+            raise RefusedError(
+                f"a {self.cause} {self.per_device_day} times a day for {self.away_s} s: give a rate of 0 or "
+                f"more and a time above 0"
+            )
+
+
+def draw_changes(
+    kinds: tuple[str, ...], capacity: Counts, rate: Rate, until_s: float, seed: int
 ) -> Iterator[DeviceChange]:
-    """Each device fails at this rate, with exponential times between, and is back when it is repaired."""
-    if per_device_day <= 0:
+    """Devices that go and come back, never more of a kind than there are."""
+    per_device_day, repair_s = rate.per_device_day, rate.away_s
+    if not per_device_day:
         return
-    draw = random.Random(f"failures {seed}")
+    draw = random.Random(f"{rate.cause} {seed}")
     for kind, count in zip(kinds, capacity, strict=True):
         at_s = 0.0
         down_until: list[float] = []
@@ -35,8 +60,8 @@ def draw_failures(
             down_until = [back_s for back_s in down_until if back_s > at_s]
             if len(down_until) < count:
                 down_until.append(at_s + repair_s)
-                yield DeviceChange(at_s, kind, -1, "failure")
-                yield DeviceChange(at_s + repair_s, kind, 1, "failure")
+                yield DeviceChange(at_s, kind, -1, rate.cause)
+                yield DeviceChange(at_s + repair_s, kind, 1, rate.cause)
 
 
 def read_changes(path: Path) -> list[DeviceChange]:

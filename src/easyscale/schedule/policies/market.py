@@ -132,9 +132,11 @@ class Market:
             if kind.name not in self.kinds:
                 continue
             need = max(minimum, -(-model.num_ests // kind.limit))
-            held = tuple(need if name == kind.name else 0 for name in self.kinds)
-            if offers.step_s(self.kinds, model, held) < inf:
-                yield held
+            for count in range(need, model.num_ests + 1):
+                held = tuple(count if name == kind.name else 0 for name in self.kinds)
+                if offers.step_s(self.kinds, model, held) < inf:
+                    yield held
+                    break
 
     def _waiting(self, record: JobRecord) -> Iterator[Entry]:
         """Jobs with equal starts fit or do not fit together, so it is enough to look at the first of them."""

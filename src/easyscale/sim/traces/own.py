@@ -15,7 +15,7 @@ from easyscale.schedule.cluster import ClusterJob
 from easyscale.schedule.model import JobModel
 from easyscale.sim.trace import TraceJob
 
-_STEP_S = "step_s_"
+_CAPABILITY, _STEP_S, _MAX_ESTS = "capability_", "step_s_", "max_ests_"
 _COLUMNS = (
     "name",
     "submit_s",
@@ -38,12 +38,18 @@ def is_own_trace(header: list[str]) -> bool:
 
 
 def written(jobs: Iterable[TraceJob]) -> str:
-    """The CSV's text. ``step_s_KIND`` is the time of one mini-batch of one EST there; empty: not on this kind."""
+    """The CSV's text.
+
+    ``capability_KIND`` is the mini-batches/s of one EST there, empty if the job may not run on the kind
+    (``step_s_KIND``, the seconds of one, is read as well); ``max_ests_KIND`` the most ESTs that a device's memory
+    holds, empty for all.
+    """
     jobs = list(jobs)
     kinds = sorted({kind for job in jobs for kind in job.job.model.capability_by_kind})
     text = io.StringIO()
     out = csv.writer(text, lineterminator="\n")
-    out.writerow([*_COLUMNS, *(_STEP_S + kind for kind in kinds)])
+    limited = sorted({kind for job in jobs for kind in job.job.model.max_ests_by_kind})
+    out.writerow([*_COLUMNS, *(_CAPABILITY + kind for kind in kinds), *(_MAX_ESTS + kind for kind in limited)])
     for job in jobs:
         model = job.job.model
         sync = ";".join(f"{devices}={cost!r}" for devices, cost in model.sync_s_by_devices)
@@ -63,7 +69,8 @@ def written(jobs: Iterable[TraceJob]) -> str:
                 job.job.gang,
                 "" if job.rescale_s is None else repr(job.rescale_s),
                 sync,
-                *("" if speed is None else repr(1 / speed) for speed in speeds),
+                *("" if speed is None else repr(speed) for speed in speeds),
+                *(model.max_ests_by_kind.get(kind, "") for kind in limited),
             ]
         )
     return text.getvalue()
@@ -71,37 +78,40 @@ def written(jobs: Iterable[TraceJob]) -> str:
 
 def read_own(path: Path, kinds: tuple[str, ...]) -> list[TraceJob]:
     """The jobs by rising submission, on these kinds alone."""
-    models: dict[tuple[str, ...], JobModel] = {}
+    models: dict[JobModel, JobModel] = {}
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     jobs = []
     for number, row in enumerate(rows, start=2):
         try:
             jobs.append(_job(row, _model(row, kinds, models)))
-        except (ValueError, KeyError, RefusedError) as error:
+        except (ValueError, KeyError, ZeroDivisionError, RefusedError) as error:
             raise RefusedError(f"{path}, row {number}: {error}") from None
     return sorted(jobs, key=lambda job: job.job.submit_s)
 
 
-def _model(row: dict[str, str], kinds: tuple[str, ...], models: dict[tuple[str, ...], JobModel]) -> JobModel:
-    names = [kind for kind in kinds if row.get(_STEP_S + kind)]
-    if not names:
-        raise RefusedError(f"job {row['name']} has no step_s_... of {', '.join(kinds)}: give another --cluster")
-    key = (
-        row["num_ests"],
-        row.get("can_mix_kinds", ""),
-        row.get("sync_s", ""),
-        *(row[_STEP_S + kind] for kind in names),
-    )
-    if key not in models:
-        points = [part.partition("=") for part in (row.get("sync_s") or "").split(";") if part]
-        models[key] = JobModel(
-            int(row["num_ests"]),
-            {kind: 1 / float(row[_STEP_S + kind]) for kind in names},
-            can_mix_kinds=row.get("can_mix_kinds") != "0",
-            sync_s_by_devices=tuple((int(devices), float(cost)) for devices, _, cost in points),
+def _model(row: dict[str, str], kinds: tuple[str, ...], models: dict[JobModel, JobModel]) -> JobModel:
+    """One value for all jobs that are alike, so that the planner's answers are kept once."""
+    capability = {kind: speed for kind in kinds if (speed := _capability(row, kind)) is not None}
+    if not capability:
+        raise RefusedError(
+            f"job {row['name']} has no {_CAPABILITY}... or {_STEP_S}... of {', '.join(kinds)}: give another --cluster"
         )
-    return models[key]
+    points = [part.partition("=") for part in (row.get("sync_s") or "").split(";") if part]
+    model = JobModel(
+        int(row["num_ests"]),
+        capability,
+        {kind: int(row[_MAX_ESTS + kind]) for kind in capability if row.get(_MAX_ESTS + kind)},
+        can_mix_kinds=row.get("can_mix_kinds") != "0",
+        sync_s_by_devices=tuple((int(devices), float(cost)) for devices, _, cost in points),
+    )
+    return models.setdefault(model, model)
+
+
+def _capability(row: dict[str, str], kind: str) -> float | None:
+    if row.get(_CAPABILITY + kind):
+        return float(row[_CAPABILITY + kind])
+    return 1 / float(row[_STEP_S + kind]) if row.get(_STEP_S + kind) else None
 
 
 def _job(row: dict[str, str], model: JobModel) -> TraceJob:
