@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SequentialSampler, SubsetRandomSampler
 
+from easyscale import RefusedError
 from easyscale.train.data.plan import LoaderOrder
 from train.conftest import Numbers, Open
 
@@ -160,3 +161,51 @@ def test_a_loader_keeps_its_attributes(open_session: Open) -> None:
     assert (len(loader), loader.batch_size, loader.dataset) == (3, 2, data)
     with pytest.raises(AttributeError):
         _ = loader.no_such_thing
+
+
+def test_set_epoch_of_the_scripts_own_distributed_sampler_is_followed(open_session: Open) -> None:
+    session = open_session(num_ests=2)
+    data = Numbers(16)
+    sampler: DistributedSampler[Any] = DistributedSampler(data, num_replicas=2, rank=0, seed=9)
+    loader = session.prepare(DataLoader(data, batch_size=4, sampler=sampler))
+    other: DistributedSampler[Any] = DistributedSampler(data, num_replicas=2, rank=0, seed=9)
+    for epoch in (0, 3, 3, 1):
+        sampler.set_epoch(epoch)
+        other.set_epoch(epoch)
+        own = [
+            n
+            for step in session.steps(loader)
+            for rank, b in enumerate(step)
+            if rank == 0
+            for n in b.flatten().tolist()
+        ]
+        assert own == list(other)
+
+
+def test_a_distributed_sampler_with_an_order_of_its_own_is_refused(open_session: Open) -> None:
+    class Backwards(DistributedSampler[Any]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(reversed(list(super().__iter__())))
+
+    session = open_session(num_ests=2)
+    data = Numbers(16)
+    with pytest.raises(RefusedError, match="Backwards is a DistributedSampler with an order of its own"):
+        session.prepare(DataLoader(data, batch_size=4, sampler=Backwards(data, num_replicas=2, rank=0)))
+
+
+def _scale_dataset(worker: int) -> None:
+    info = torch.utils.data.get_worker_info()
+    info.dataset.length = info.dataset.length * 10
+
+
+class ByLength(Numbers):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([float(self.length)])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("torchs_child_handler")
+def test_worker_init_fn_reaches_the_users_dataset(open_session: Open) -> None:
+    session = open_session(num_ests=2)
+    loader = session.prepare(DataLoader(ByLength(4), batch_size=2, num_workers=1, worker_init_fn=_scale_dataset))
+    assert [b.flatten().tolist() for step in session.steps(loader) for b in step] == [[40.0, 40.0]] * 2

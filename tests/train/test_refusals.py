@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -325,3 +326,34 @@ def test_a_gradient_hook_of_the_scripts_own_is_refused_in_the_drop_in_form(open_
     with pytest.raises(UsageError, match="register_post_accumulate_grad_hook"):
         next(iter(loader))
     handle.remove()
+
+
+class Breaks(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_: Any, grad: torch.Tensor) -> torch.Tensor:
+        raise ArithmeticError("broken")
+
+
+@pytest.mark.draws_random_numbers
+def test_a_caught_error_in_backward_is_refused_in_the_drop_in_form(open_session: Open) -> None:
+    session = open_session(num_ests=2)
+    body, head = nn.Linear(1, 1), nn.Linear(1, 1)
+    body, head, loader = session.prepare(body, head, DataLoader(Numbers(8), batch_size=2))
+    with pytest.raises(UsageError, match="a backward broke off"):
+        for x in loader:
+            with suppress(ArithmeticError):
+                head(Breaks.apply(body(x))).sum().backward()
+
+
+@pytest.mark.draws_random_numbers
+def test_a_mini_batch_without_backward_is_refused_in_the_drop_in_form(open_session: Open) -> None:
+    session = open_session(num_ests=2)
+    model, loader = session.prepare(nn.Linear(1, 1), DataLoader(Numbers(8), batch_size=2))
+    with pytest.raises(UsageError, match=r"virtual rank 1 ran no backward in global step 0, but other ESTs did"):
+        for x in loader:
+            if session.virtual_rank == 0:
+                model(x).sum().backward()

@@ -48,10 +48,26 @@ def _start() -> None:
     try:
         # First the tracker: it protects itself, and unblocks signals here when it is started.
         resource_tracker.ensure_running()
-        with _blocked(child.STOP_SIGNALS), _short_temporary_folder():
+        with _blocked(child.STOP_SIGNALS), _short_temporary_folder(), _fixed_string_hashes():
             forkserver.ensure_running()
     except OSError as error:
         raise JobFailedError(f"the process that starts workers could not be started ({error})") from error
+
+
+@contextmanager
+def _fixed_string_hashes() -> Iterator[None]:
+    """Let sets of strings have one order in all runs of a job, unless the user says otherwise.
+
+    Python draws a secret for string hashes at the start of a process, here the forkserver's; workers inherit it.
+    """
+    if "PYTHONHASHSEED" in os.environ:
+        yield
+        return
+    os.environ["PYTHONHASHSEED"] = "0"
+    try:
+        yield
+    finally:
+        del os.environ["PYTHONHASHSEED"]
 
 
 @contextmanager

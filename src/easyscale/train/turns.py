@@ -123,6 +123,12 @@ class Turns:
     def end_turn(self) -> None:
         """Take the context back from the EST whose turn it is; the last one's end completes the pass."""
         self._close_context()
+        if self.is_drop_in and self.has_gradients and self.is_last and not self.sync.has_run_backward:
+            raise UsageError(
+                f"virtual rank {self.rank} ran no backward in global step {self._position[0]}, but other ESTs did, "
+                "so an update would be made by some workers only: in the drop-in form every mini-batch needs a "
+                "backward (of a loss times zero, say), or use the two-loop form, where one may be left out"
+            )
         if not self.is_last:
             if self.is_drop_in:
                 self._check_params()

@@ -47,6 +47,7 @@ class ElasticLoader:
         self.seed = seed
         self._host = host
         self._own_epoch: int | None = None
+        self._sampler_epoch = getattr(base.sampler, "epoch", None)
         self._iterations = 0
         self._loader_by_rank: dict[int, tuple[_Batches, DataLoader[Any]]] = {}
 
@@ -89,12 +90,15 @@ class ElasticLoader:
         self._loader_by_rank.clear()
 
     def next_epoch(self) -> int:
-        """The epoch number of the iteration that starts now."""
+        """The epoch number of the iteration that starts now: the one set, else the session's, else a count."""
         count = self._iterations
         self._iterations += 1
-        if self._host.epoch_in_use is not None:
-            return self._host.epoch_in_use
-        return count if self._own_epoch is None else self._own_epoch
+        theirs = getattr(self.base.sampler, "epoch", None)
+        if theirs != self._sampler_epoch:  # the script calls set_epoch of a DistributedSampler of its own
+            self._own_epoch = self._sampler_epoch = theirs
+        if self._own_epoch is not None:
+            return self._own_epoch
+        return count if self._host.epoch_in_use is None else self._host.epoch_in_use
 
     def plan(self, epoch: int) -> EpochPlan:
         """The mini-batches of ``epoch``; the process's generators are left as they were."""
@@ -126,11 +130,21 @@ def seeder(seed: int) -> Seeder:
 
 
 class SeededDataset(Dataset[Any]):
-    """A dataset whose random numbers depend on the mini-batch alone: the first of the keys says which one it is."""
+    """A dataset whose random numbers depend on the mini-batch alone: the first of the keys says which one it is.
+
+    Its attributes are the dataset's own, also for a ``worker_init_fn`` that sets them.
+    """
 
     def __init__(self, dataset: Any, seed: int) -> None:
-        self._dataset = dataset
-        self._seed = seed
+        vars(self).update(_dataset=dataset, _seed=seed)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_dataset":  # not set yet: unpickling or copying
+            raise AttributeError(name)
+        return getattr(self._dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._dataset, name, value)
 
     def __getitems__(self, keys: Sequence[Any]) -> Any:
         batch_key, *indices = keys

@@ -58,6 +58,12 @@ class LoaderOrder:
         sampler: Any = batch_sampler.sampler
         sizes = (batch_sampler.batch_size, batch_sampler.drop_last)
         if isinstance(sampler, DistributedSampler):
+            if type(sampler) is not DistributedSampler:
+                raise RefusedError(
+                    f"the loader's sampler {type(sampler).__name__} is a DistributedSampler with an order of its "
+                    "own, of which it gives one rank's part only: give a plain torch.utils.data.Sampler over all "
+                    "samples, which is dealt out to virtual ranks"
+                )
             return cls(num_ests, samples, sampler.seed, sampler.shuffle, sampler.drop_last, *sizes)
         if type(sampler) is SequentialSampler and len(sampler) == samples:
             return cls(num_ests, samples, seed, False, False, *sizes)

@@ -153,6 +153,11 @@ class Collector:
             raise UsageError(ONE_BACKWARD)
         torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
 
+    @property
+    def has_run_backward(self) -> bool:
+        """Whether the turn that runs had a backward; known in the drop-in form."""
+        return self._backwards > 0
+
     def _backward_ended(self) -> None:
         self._is_in_backward = False
         if self.on_backward_end is not None:
@@ -164,7 +169,16 @@ class Collector:
         param.grad = None
 
     def end_turn(self) -> None:
-        """Count what the turn used. Its gradients are still in place (see ``take``)."""
+        """Count what the turn used. Its gradients are still in place (see ``take``).
+
+        Raises:
+            UsageError: in the drop-in form, a backward of the turn broke off.
+        """
+        if self._is_in_backward and self.on_backward_end is not None:
+            raise UsageError(
+                "a backward broke off with an error that the script caught, so the gradients of this mini-batch are "
+                "incomplete: let the error end the run, or leave the mini-batch out before its backward on every EST"
+            )
         for number, param in enumerate(self.params):
             if self._is_used(number, param.grad):
                 self.used[number] += 1

@@ -70,6 +70,11 @@ class GradientSync:
         if self._bucketed is not None:
             self._bucketed.forget()
 
+    @property
+    def has_run_backward(self) -> bool:
+        """Whether the turn that runs had a backward; known in the drop-in form."""
+        return self._collector.has_run_backward
+
     def begin_pass(self, pass_index: int, on_backward_end: Callable[[], None] | None) -> None:
         """A pass over a step begins.
 
