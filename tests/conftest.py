@@ -195,8 +195,8 @@ def _children(pid: int) -> list[int]:
         return [child.pid for child in psutil.Process(pid).children()]
     children: list[int] = []
     with suppress(ProcessLookupError, FileNotFoundError):  # it has ended meanwhile
-        for task in os.scandir(f"/proc/{pid}/task"):
-            children += map(int, Path(task.path, "children").read_text().split())
+        for task in list(Path(f"/proc/{pid}/task").iterdir()):
+            children += map(int, (task / "children").read_text().split())
     return children
 
 
