@@ -205,21 +205,19 @@ class BucketedReduction:
         self._jobs.clear()
 
     def _write_back(self, modules: Iterable[ReducedModule], total_used: Sequence[int]) -> None:
-        """Copy averages to ``.grad``; a parameter that no EST of the job used keeps what it had, as in DDP."""
+        """Put averages into ``.grad``; a parameter that no EST of the job used keeps what it had, as in DDP."""
         params = self._collector.params
-        targets, sources = [], []
+        # a ring adds what is divided already; a tree's sum is divided on its way back, in the same pass over memory
+        scale = 1.0 if self._is_ring else 1.0 / self._num_ests
         for bucket in (bucket for module in modules for bucket in self._buckets(module)):
             for number, view in zip(bucket.numbers, bucket.views[0], strict=True):
                 grad = params[number].grad
                 if not total_used[number]:
                     continue
                 if grad is None:
-                    params[number].grad = view.clone()
+                    params[number].grad = view * scale
                 else:
-                    targets.append(grad)
-                    sources.append(view)
-        if targets:
-            torch._foreach_copy_(targets, sources)
+                    torch.mul(view, scale, out=grad.detach())
 
     def _end_reductions(
         self, modules: Iterable[ReducedModule], total_used: Sequence[int], arrival: Sequence[int]

@@ -1,7 +1,7 @@
 """Moves the partial sums of one bucket between workers and adds them in the job's order.
 
 Runs in the channel's thread of every worker. Each worker brings some sums over virtual ranks (for the tree: the largest
-complete subtrees it hosts; for the ring: its single ranks); all leave with the average over all ranks in their first
+complete subtrees it hosts; for the ring: its single ranks); all leave with the sum over all ranks in their first
 buffer.
 """
 
@@ -29,7 +29,7 @@ class Transport(Protocol):
     nodes: list[Node]
 
     def reduce(self, buffers: list[Tensor], elements: int) -> None:
-        """Leave the average in ``buffers[0][:elements]``; a buffer's length is a multiple of the workers."""
+        """Leave the sum in ``buffers[0][:elements]``; a buffer's length is a multiple of the workers."""
 
 
 def choose_transport(placement: Placement, worker_rank: int, reduction: str, channel: Channel | None) -> Transport:
@@ -40,25 +40,23 @@ def choose_transport(placement: Placement, worker_rank: int, reduction: str, cha
     nodes = [complete_nodes(Node(0, placement.num_ests), ranks) for ranks in placement.ranks_by_worker]
     if all(len(own) == 1 for own in nodes):
         if placement.num_workers == 2:
-            return PairTransport(nodes, placement.num_ests, channel)
+            return PairTransport(nodes, channel)
         order = exchange_order(Node(0, placement.num_ests), [own[0] for own in nodes])
         if order is not None and channel.device.type == "cpu":
-            return ExchangeTransport(nodes, order, placement.num_ests, channel)
+            return ExchangeTransport(nodes, order, channel)
     return TreeTransport(nodes, placement.num_ests, channel)
 
 
 class PairTransport:
     """Two workers with one sum each: a sum of two has one order, so the transport's own all-reduce serves."""
 
-    def __init__(self, nodes: list[list[Node]], num_ests: int, channel: Channel) -> None:
+    def __init__(self, nodes: list[list[Node]], channel: Channel) -> None:
         self.nodes = nodes[channel.rank]
-        self._scale = 1.0 / num_ests
         self._channel = channel
 
     def reduce(self, buffers: list[Tensor], elements: int) -> None:
         self._channel.group.allreduce([buffers[0]]).wait()
         self._channel.gradient_bytes += buffers[0].nbytes
-        buffers[0].mul_(self._scale)
 
 
 class ExchangeTransport:
@@ -67,11 +65,10 @@ class ExchangeTransport:
     For a power of two of workers that bring one node each, all at the same depth.
     """
 
-    def __init__(self, nodes: list[list[Node]], order: list[int], num_ests: int, channel: Channel) -> None:
+    def __init__(self, nodes: list[list[Node]], order: list[int], channel: Channel) -> None:
         self.nodes = nodes[channel.rank]
         self._order = order
         self._position = order.index(channel.rank)
-        self._scale = 1.0 / num_ests
         self._channel = channel
 
     def reduce(self, buffers: list[Tensor], elements: int) -> None:
@@ -85,7 +82,6 @@ class ExchangeTransport:
             keep.add_(received)
             halves.append((partner, keep, give))
             part = keep
-        part.mul_(self._scale)
         for level, (partner, keep, give) in reversed(list(enumerate(halves))):
             self._swap(keep, give, partner, level)
 
@@ -121,7 +117,7 @@ class TreeTransport:
             [count * shard for count in self._counts],
             [len(buffers) * shard] * workers,
         )
-        mine = self._sum(Node(0, self._num_ests), rows).mul_(1.0 / self._num_ests)
+        mine = self._sum(Node(0, self._num_ests), rows)
         self._channel.group._allgather_base(buffers[0], mine).wait()
         self._channel.gradient_bytes += mine.nbytes * (workers - 1)
 
