@@ -138,6 +138,7 @@ def test_plots_without_matplotlib_say_how_to_get_it(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists(), "nothing is simulated before that is known"
 
 
+@pytest.mark.slow
 def test_plots_are_drawn_as_png_and_svg_and_are_the_same_each_time(call: Call) -> None:
     pytest.importorskip("matplotlib", reason="the extra 'plots' is not installed")
     command = [sys.executable, "-m", "easyscale", *SMALL, "--plots", "--out"]

@@ -12,6 +12,8 @@ from consistency.fleet import Fleet
 from easyscale.train.reduce.order import GLOO_MAX_SEGMENT_BYTES, ring_chunks, ring_order
 from reduce.gloo_ring import Case, bit_hash, part
 
+pytestmark = pytest.mark.slow
+
 _ELEMENT_SIZE = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 _SMALL = [*range(1, 71), 97, 101, 127, 211, 499, 997, 1009, 4099, 10007, 65537]
 

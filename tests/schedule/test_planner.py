@@ -10,6 +10,8 @@ from easyscale.schedule.model import JobModel, Plan, Share
 from easyscale.schedule.planner import as_key, best_plan, best_plan_cached, plans_by_size, step_time, unused
 from schedule.brute import brute_best, capabilities, fleets, jobs
 
+pytestmark = pytest.mark.slow
+
 ROUNDING = 1e-9
 
 

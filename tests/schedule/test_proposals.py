@@ -14,6 +14,8 @@ from easyscale.schedule.planner import best_plan
 from easyscale.schedule.proposals import give_up, proposals, proposals_cached
 from schedule.brute import fleets, jobs
 
+pytestmark = pytest.mark.slow
+
 Found = tuple[str, int, float]
 
 

@@ -11,6 +11,8 @@ from easyscale.schedule.model import JobModel, Plan, Share
 from easyscale.schedule.planner import best_plan, unused
 from easyscale.schedule.proposals import proposals
 
+pytestmark = pytest.mark.slow
+
 PERF = {"V100": 3.1, "P100": 2.4, "T4": 1.0}
 JOB = JobModel(16, PERF)
 

@@ -13,6 +13,8 @@ from easyscale.sim.recorder import Recorder
 from easyscale.sim.trace import DeviceChange, TraceJob
 from sim.cases import KINDS, elastic_policies, every_policy, job, run, traces
 
+pytestmark = pytest.mark.slow
+
 CAPACITY = (4, 4)
 
 

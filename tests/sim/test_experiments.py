@@ -17,6 +17,8 @@ from easyscale.sim.traces.paper import read_paper_jobs, to_trace_jobs
 from easyscale.sim.traces.read import Reading, read_trace
 from sim.cases import shared
 
+pytestmark = pytest.mark.slow
+
 PAPER_KINDS, PAPER_CLUSTER = ("V100", "P100", "T4"), (32, 16, 16)
 
 

@@ -13,6 +13,8 @@ from easyscale.schedule.policies import POLICIES, named
 from easyscale.sim.loop import Simulation
 from easyscale.sim.trace import TraceJob
 
+pytestmark = pytest.mark.slow
+
 MODELS = {size: JobModel(size, {"V100": 1.0}) for size in (1, 2, 4, 8)}
 
 

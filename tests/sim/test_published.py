@@ -11,6 +11,8 @@ from easyscale.sim.step_times import StepTimes, read_step_times
 from easyscale.sim.traces.paper import PaperJob, read_paper_jobs
 from sim.cases import shared
 
+pytestmark = pytest.mark.slow
+
 FIGURES = [
     # share of a step's time that the batch leaves, policy, makespan, mean JCT
     (0.0, "yarn-cs", 12720, 5324.8),
