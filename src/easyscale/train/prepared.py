@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -139,12 +138,12 @@ class Prepared:
             if isinstance(item, kind):
                 self._gates.add(item, methods)
 
-    def _start_alike(self, modules: Iterable[nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    def _start_alike(self, modules: list[nn.Module], optimizers: list[torch.optim.Optimizer]) -> None:
         """All workers go on from virtual rank 0's parameters and buffers, as DDP's constructor has it."""
         channel = self._job.channel
-        mine = checks.signature(modules, optimizers).encode()
-        if channel is None or not mine:
+        if channel is None or not (modules or optimizers):
             return
+        mine = checks.signature(modules, optimizers).encode()
         checks.check_same_everywhere(channel.call(lambda: channel.gather_bytes(mine)))
         tensors = [tensor for module in modules for tensor in [*module.parameters(), *module.buffers()]]
         root = self._job.placement.worker_of(0)

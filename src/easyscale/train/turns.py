@@ -50,9 +50,9 @@ class Turns:
         self._channel = channel
         self._buffers: list[ModuleBuffers] = []
         self._params: list[tuple[str, nn.Parameter]] = []
-        self._versions: list[int] = []
-        self._contents: dict[str, str] | None = None
+        self._seen: list[tuple[int, str]] = []
         self._is_new = True
+        self._is_first_pass = False
         self._position = (0, 0)
         self._is_context_open = False
 
@@ -88,10 +88,8 @@ class Turns:
     def begin_pass(self, global_step: int, pass_index: int, *, is_drop_in: bool) -> None:
         self._position = (global_step, pass_index)
         self.is_drop_in = is_drop_in
-        self._versions = [param._version for _, param in self._params]
-        # writing through .data does not count in versions; initialising by the first mini-batch is what does it
-        self._contents = self._hash_params() if self._is_new else None
-        self._is_new = False
+        self._is_first_pass, self._is_new = self._is_new, False
+        self._seen = self._look_at_params()
         for buffers in self._buffers:
             buffers.begin_pass()
         self.rng.begin_pass()
@@ -169,18 +167,23 @@ class Turns:
 
     def _check_params(self) -> None:
         """No parameter may change while ESTs of the same step still run: they would train another model."""
-        contents = None if self._contents is None else self._hash_params()
-        for number, (name, param) in enumerate(self._params):
-            is_rewritten = contents is not None and contents[str(number)] != (self._contents or {})[str(number)]
-            if param._version != self._versions[number] or is_rewritten:
+        for (name, _), before, now in zip(self._params, self._seen, self._look_at_params(), strict=True):
+            if before != now:
                 raise UsageError(
                     f"parameter {name} was changed in the turn of virtual rank {self.rank}, while other ESTs of "
                     f"global step {self._position[0]} may still have to run with the old value: change parameters in "
                     "the outer body of `for step in session.steps(loader):`, or where session.sync_gradients is true"
                 )
 
-    def _hash_params(self) -> dict[str, str]:
-        return fingerprint_of({str(number): param for number, (_, param) in enumerate(self._params)})
+    def _look_at_params(self) -> list[tuple[int, str]]:
+        """Version of every parameter, and in the first pass its hash.
+
+        Writing through ``.data`` does not count in versions, and initialising by the first mini-batch is what does it.
+        """
+        if not self._is_first_pass:
+            return [(param._version, "") for _, param in self._params]
+        hashes = fingerprint_of({str(number): param for number, (_, param) in enumerate(self._params)})
+        return [(param._version, found) for (_, param), found in zip(self._params, hashes.values(), strict=True)]
 
     def skip(self, virtual_rank: int, fetch: Callable[[], Any], *, draws_from_est: bool) -> None:
         """Pass over a mini-batch that the script did not ask for."""
