@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from easyscale.core.errors import RefusedError as RefusedError
     from easyscale.core.errors import UsageError as UsageError
     from easyscale.core.placement import Placement as Placement
+    from easyscale.train.data.permutation import PermutationSampler as PermutationSampler
     from easyscale.train.reduce.hooks import tree_hook as tree_hook
     from easyscale.train.session import Session as Session
     from easyscale.train.session import session as session
@@ -19,12 +20,22 @@ _HOME = {
     "RefusedError": "easyscale.core.errors",
     "UsageError": "easyscale.core.errors",
     "Placement": "easyscale.core.placement",
+    "PermutationSampler": "easyscale.train.data.permutation",
     "Session": "easyscale.train.session",
     "session": "easyscale.train.session",
     "tree_hook": "easyscale.train.reduce.hooks",
 }
 
-__all__ = ["EasyScaleError", "Placement", "RefusedError", "Session", "UsageError", "session", "tree_hook"]
+__all__ = [
+    "EasyScaleError",
+    "PermutationSampler",
+    "Placement",
+    "RefusedError",
+    "Session",
+    "UsageError",
+    "session",
+    "tree_hook",
+]
 
 
 def __getattr__(name: str) -> Any:

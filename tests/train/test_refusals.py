@@ -37,8 +37,6 @@ def complex_module() -> nn.Module:
         (complex_module, r"parameter weight is complex"),
         (lambda: nn.LazyLinear(3), r"run one forward before session.prepare"),
         (lambda: nn.DataParallel(nn.Linear(1, 1)), r"already wrapped in DataParallel.*model\.module"),
-        (lambda: DataLoader(Endless(), batch_size=2), r"IterableDataset"),
-        (lambda: DataLoader(Numbers(4), batch_size=None), r"batch_size=None"),
         (lambda: object(), r"session\.prepare got object: it takes modules.*session\.register"),
         (lambda: torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1), r"SGD holds 2 parameter\(s\) of no prepared"),
     ],

@@ -19,5 +19,9 @@ class UsageError(EasyScaleError):
     """A call in the training script that means different things on different placements, or nothing at all."""
 
 
+class DataError(EasyScaleError):
+    """Data could not be loaded, through no fault of the data set's code that Python could tell of."""
+
+
 class JobFailedError(EasyScaleError):
     """A worker process ended before the script did."""

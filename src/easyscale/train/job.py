@@ -34,6 +34,7 @@ class Job:
         device: what it computes on.
         channel: to the other workers; None if there are none.
         turns: runs the ESTs.
+        may_move: whether ESTs may come to other workers, or to a checkpoint.
     """
 
     spec: JobSpec
@@ -42,6 +43,7 @@ class Job:
     device: torch.device
     channel: Channel | None
     turns: Turns | PlainTurns
+    may_move: bool
 
 
 def open_job(context: WorkerContext, asked: Mapping[str, Any], device: str | None) -> Job:
@@ -71,7 +73,7 @@ def open_job(context: WorkerContext, asked: Mapping[str, Any], device: str | Non
         shelf: Shelf = HostShelf(chosen) if spec.stage == "host" else DeviceShelf()
         sync = GradientSync(placement, worker, spec.reduction, channel, shelf)
         turns = Turns(placement, worker, _rng(spec, placement.ranks_by_worker[worker], chosen), sync, channel)
-    return Job(spec, placement, worker, chosen, channel, turns)
+    return Job(spec, placement, worker, chosen, channel, turns, context.may_move)
 
 
 def _number_of_ests(context: WorkerContext, asked: int | None) -> int:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from easyscale.core.errors import RefusedError, UsageError
-from easyscale.train.data.loader import ElasticLoader, RankStreams, SharedStream, Stream, evaluation_batches
+from easyscale.train.data.loader import ElasticLoader
+from easyscale.train.data.streams import Stream
 from easyscale.train.ddp import PlainTurns
 from easyscale.train.optim import StepCalls
 from easyscale.train.prepared import Prepared
 from easyscale.train.runtime import Observer, StepRecord
-from easyscale.train.step import Counter, Step
+from easyscale.train.step import Counter, Step, Steps
 from easyscale.train.totals import Log
 from easyscale.train.turns import Turns
 
@@ -28,28 +29,38 @@ class Loops:
         observer: told of each finished step.
         log: what the script filed.
         is_carried: whether ESTs carry their random streams from step to step (``rng="ddp"``).
+        agree: the least of what all workers say.
 
     Attributes:
         running_step: steps that are over, which is the number of the step that runs.
         epoch: the epoch that runs, from 0.
         epoch_in_use: the same, or None where the script does not use ``epochs``.
+        num_epochs: how many epochs ``epochs`` gives, or None.
         evaluating: the virtual rank whose evaluation batch is in the script's hands.
     """
 
     def __init__(
-        self, turns: Turns | PlainTurns, prepared: Prepared, observer: Observer, log: Log, *, is_carried: bool
+        self,
+        turns: Turns | PlainTurns,
+        prepared: Prepared,
+        observer: Observer,
+        log: Log,
+        *,
+        is_carried: bool,
+        agree: Callable[[int], int],
     ) -> None:
         self.running_step = 0
         self.epoch = 0
         self.epoch_in_use: int | None = None
+        self.num_epochs: int | None = None
         self.evaluating: int | None = None
         self.calls = StepCalls()
         self._turns = turns
         self._prepared = prepared
         self._is_carried = is_carried
+        self._agree = agree
         self._observer = observer
         self._log = log
-        self._num_epochs: int | None = None
         self._total: int | None = None
         self._broken: str | None = None
         self._left_at: float | None = None
@@ -92,53 +103,58 @@ class Loops:
 
     def epochs(self, count: int) -> Iterator[int]:
         self.check()
-        self._num_epochs = count
+        self.num_epochs = count
         try:
             for epoch in range(count):
                 self.epoch = self.epoch_in_use = epoch
                 yield epoch
                 self.check()
         finally:
-            self.epoch_in_use = self._num_epochs = None
+            self.epoch_in_use = self.num_epochs = None
 
-    def steps(self, source: Any, accumulate: int) -> Iterator[Step]:
+    def steps(self, source: Any, accumulate: int) -> Steps:
         """Global steps over a prepared loader, or a number of them."""
         self.check()
         if accumulate < 1:
             raise UsageError(f"accumulate is {accumulate}: a step has 1 or more mini-batches of each EST")
         if isinstance(source, int):
-            return self._steps(Counter(), source * accumulate, accumulate)
+            return Steps(
+                lambda: self._steps(lambda: Counter(source * accumulate), lambda _: None, accumulate), lambda: source
+            )
         if not isinstance(source, ElasticLoader):
             raise RefusedError(
                 f"session.steps got {type(source).__name__}, which was never prepared: use the loader that "
                 "session.prepare returned, or a number of steps"
             )
-        stream = self._open(source, accumulate)
-        return self._steps(stream, len(source), accumulate)
+        return Steps(
+            lambda: self._steps(lambda: self._open(source, accumulate), source.close_stream, accumulate),
+            lambda: -(-len(source) // accumulate),
+        )
 
     def _open(self, loader: ElasticLoader, per_turn: int) -> Stream:
-        epoch = loader.next_epoch()
-        if self._is_carried:
-            return RankStreams(loader, epoch, self._turns.ranks, self._turns.rng)
-        return SharedStream(loader, epoch, self._turns.ranks, per_turn=per_turn)
+        turns = self._turns
+        return loader.open(turns.ranks, per_turn, turns.rng if self._is_carried else None, self._agree)
 
-    def _steps(self, stream: Stream, batches: int, accumulate: int) -> Iterator[Step]:
-        self._expect(-(-batches // accumulate))
-        step = None
+    def _steps(self, open_stream: Callable[[], Stream], close: Callable[[Stream], None], most: int) -> Iterator[Step]:
+        self.check()
+        stream = open_stream()
+        step, started = None, time.perf_counter()
         try:
-            for first in range(0, batches, accumulate):
+            first = stream.progress.number
+            self._expect(stream, most)
+            while numbers := stream.upcoming(first, most):
                 started = time.perf_counter()
-                numbers = range(first, min(first + accumulate, batches))
                 step = Step(self._turns, stream, numbers, self.global_step)
                 self._is_in_step = True
                 yield step
                 step.end()
                 self._end_step(started)
+                first = numbers.stop
         except GeneratorExit:
             self._leave(step, started)
             raise
         finally:
-            stream.close()
+            close(stream)
 
     def _leave(self, step: Step | None, started: float) -> None:
         """The script left the outer loop: the step counts if its inner loop ran to its end.
@@ -166,7 +182,7 @@ class Loops:
 
     def _evaluate(self, loader: ElasticLoader) -> Iterator[Any]:
         try:
-            for rank, batch in evaluation_batches(loader, self.epoch, self._turns.ranks):
+            for rank, batch in loader.evaluation(self.epoch, self._turns.ranks):
                 self.evaluating = rank
                 self._observer.turn(rank)
                 yield batch
@@ -175,35 +191,42 @@ class Loops:
             self._observer.turn(None)
 
     def _flat(self, loader: ElasticLoader) -> Iterator[Any]:
+        self.check()
         stream = self._open(loader, 1)
-        self._expect(len(loader))
         turns, started, is_begun = self._turns, time.perf_counter(), False
         try:
-            for number in range(len(loader)):
+            first = stream.progress.number
+            self._expect(stream, 1)
+            while numbers := stream.upcoming(first, 1):
                 started = time.perf_counter()
                 turns.begin_pass(self.global_step, 0, is_drop_in=True)
                 self.calls.begin_step()
                 self._is_in_step = True
                 for rank in turns.ranks:
                     is_begun = rank != turns.ranks[0]
-                    fetch = lambda r=rank, n=number: stream.fetch(r, n)  # noqa: E731
+                    fetch = lambda r=rank, n=numbers.start: stream.fetch(r, n)  # noqa: E731
                     settings = self._prepared.settings()
                     yield turns.begin_turn(rank, fetch, draws_from_est=stream.draws_from_est)
                     self.calls.end_turn(rank)
-                    if not turns.is_last and settings != self._prepared.settings():
-                        raise UsageError(
-                            f"an optimizer's settings (its learning rate, say) were changed in the turn of virtual "
-                            f"rank {rank}, while other ESTs of global step {self.global_step} have not run, so they "
-                            f"would change once for each mini-batch: give the LR scheduler to session.prepare, or "
-                            f"change them where session.sync_gradients is true"
-                        )
+                    if not turns.is_last:
+                        self._check_settings(rank, settings)
                     turns.end_turn()
                 self._end_step(started)
+                first = numbers.stop
         except GeneratorExit:
             self._leave_flat(started, is_begun=is_begun)
             raise
         finally:
-            stream.close()
+            loader.close_stream(stream)
+
+    def _check_settings(self, rank: int, before: list[Any]) -> None:
+        if before != self._prepared.settings():
+            raise UsageError(
+                f"an optimizer's settings (its learning rate, say) were changed in the turn of virtual rank {rank}, "
+                f"while other ESTs of global step {self.global_step} have not run, so they would change once for each "
+                f"mini-batch: give the LR scheduler to session.prepare, or change them where session.sync_gradients is "
+                f"true"
+            )
 
     def _leave_flat(self, started: float, *, is_begun: bool) -> None:
         if self._is_closed or self._turns.rank is None:
@@ -220,11 +243,19 @@ class Loops:
             )
         self._turns.abort()
 
-    def _expect(self, steps: int) -> None:
-        if self._num_epochs is None:
-            self._total = None if self.epoch_in_use is not None else self.global_step + steps
+    def _expect(self, stream: Stream, per_step: int) -> None:
+        """How many steps the job has, if it is known: for the progress that users see."""
+        here = self._length(stream, per_step, stream.progress.number)
+        if here is None or (self.num_epochs is None and self.epoch_in_use is not None):
+            self._total = None
+        elif self.num_epochs is None:
+            self._total = self.global_step + here
         else:
-            self._total = self.global_step + steps * (self._num_epochs - self.epoch)
+            whole = self._length(stream, per_step, 0) or 0
+            self._total = self.global_step + here + whole * (self.num_epochs - self.epoch - 1)
+
+    def _length(self, stream: Stream, per_step: int, first: int) -> int | None:
+        return None if stream.length is None else -(-(stream.length - first) // per_step)
 
     def _end_step(self, started: float) -> None:
         record = StepRecord(

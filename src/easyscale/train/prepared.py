@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader
 
 from easyscale.core.errors import RefusedError, UsageError
 from easyscale.train import checks
-from easyscale.train.data.loader import ElasticLoader, LoaderHost, elastic
+from easyscale.train.data.elastic import elastic
+from easyscale.train.data.loader import ElasticLoader, LoaderHost
 from easyscale.train.digest import fingerprint_of, state_of
 from easyscale.train.job import Job
 from easyscale.train.optim import GateKeeper, Gates
@@ -86,11 +87,14 @@ class Prepared:
                 "session.prepare, so its gradients are not averaged: build the whole model before session.prepare"
             )
 
-    def add(self, objects: tuple[Any, ...], options: DdpOptions, host: LoaderHost) -> tuple[Any, ...]:
+    def add(
+        self, objects: tuple[Any, ...], options: DdpOptions, host: LoaderHost, replacements: int
+    ) -> tuple[Any, ...]:
         """Check all objects, then take them; what the script works with from now on, in the same order.
 
         Args:
             host: runs the loops over loaders.
+            replacements: how many data workers of a loader may be replaced.
 
         Raises:
             RefusedError: an object would not give the bits of DDP. Nothing has been taken then.
@@ -100,7 +104,7 @@ class Prepared:
         optimizers = [item for item in objects if isinstance(item, torch.optim.Optimizer)]
         self._check(objects, modules, optimizers)
         loaders = [item for item in objects if isinstance(item, DataLoader)]
-        replaced: dict[int, Any] = {id(loader): self._elastic(loader, host) for loader in loaders}
+        replaced: dict[int, Any] = {id(loader): self._elastic(loader, host, replacements) for loader in loaders}
         self._start_alike([*modules, *averaged], optimizers)
         for module in modules:
             replaced[id(module)] = self._job.turns.add_module(module, options)
@@ -126,9 +130,9 @@ class Prepared:
         for optimizer in optimizers:
             checks.check_optimizer(optimizer, [*self._trained, *modules])
 
-    def _elastic(self, loader: DataLoader[Any], host: LoaderHost) -> ElasticLoader:
-        spec = self._job.spec
-        self._loaders.append(elastic(loader, spec.num_ests, len(self._loaders), spec.seed, host))
+    def _elastic(self, loader: DataLoader[Any], host: LoaderHost, replacements: int) -> ElasticLoader:
+        job, number = self._job, len(self._loaders)
+        self._loaders.append(elastic(loader, job.spec, number, host, replacements, may_move=job.may_move))
         return self._loaders[-1]
 
     def _gate(self, item: Any) -> None:

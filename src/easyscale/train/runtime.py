@@ -59,6 +59,7 @@ class WorkerContext:
         store_path: file of the rendezvous store; None means torchrun's environment, or no group for one worker.
         overrides: what the launcher was told; it wins over the script's own arguments.
         is_num_ests_explicit: whether the user said the number of ESTs on the command line.
+        may_move: whether ESTs may come to other workers, or to a checkpoint, while the job runs.
     """
 
     worker_rank: int = 0
@@ -67,6 +68,7 @@ class WorkerContext:
     store_path: str | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
     is_num_ests_explicit: bool = False
+    may_move: bool = False
     watch: WatchSpec = field(default_factory=WatchSpec)
     observer: Observer = field(default_factory=NullObserver)
 

@@ -6,6 +6,7 @@ numbers are decided in ``turns`` and below.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,8 +20,8 @@ from easyscale.train.job import Job, ProcessState, open_job
 from easyscale.train.loops import Loops
 from easyscale.train.prepared import Prepared
 from easyscale.train.reduce.layout import DdpOptions
-from easyscale.train.step import Step
-from easyscale.train.totals import Log, job_sum
+from easyscale.train.step import Steps
+from easyscale.train.totals import Log, job_least, job_sum
 
 
 class Session:
@@ -35,7 +36,8 @@ class Session:
         self._registered: dict[str, Any] = {}
         self._log = Log()
         is_carried = job.spec.rng == "ddp" or job.spec.backend == "ddp"
-        self._loops = Loops(job.turns, self._prepared, observer, self._log, is_carried=is_carried)
+        agree = functools.partial(job_least, channel=job.channel)
+        self._loops = Loops(job.turns, self._prepared, observer, self._log, is_carried=is_carried, agree=agree)
 
     @property
     def num_ests(self) -> int:
@@ -101,11 +103,16 @@ class Session:
         find_unused_parameters: bool = False,
         static_graph: bool = False,
         broadcast_buffers: bool = True,
+        replace_data_workers: int = 3,
     ) -> Any:
         """Make modules, optimizers, DataLoaders, LR schedulers, GradScalers and AveragedModels elastic.
 
         Modules and optimizers are returned as they are, with hooks; a ``DataLoader`` comes back as an elastic one.
         The options are those of ``DistributedDataParallel``.
+
+        Args:
+            replace_data_workers: how many of a loader's data workers that were killed are replaced, before the next
+                one ends the job.
 
         Returns:
             The objects in the order given; the object itself if there is one.
@@ -117,7 +124,7 @@ class Session:
         if self.is_in_turn:
             raise UsageError("session.prepare was called inside an EST's turn: prepare everything before the loop")
         options = DdpOptions(bucket_cap_mb, find_unused_parameters, static_graph, broadcast_buffers)
-        prepared = self._prepared.add(objects, options, self._loops)
+        prepared = self._prepared.add(objects, options, self._loops, replace_data_workers)
         return prepared[0] if len(prepared) == 1 else prepared
 
     def register(self, name: str, obj: Any) -> Any:
@@ -141,7 +148,7 @@ class Session:
         """Epochs ``0 .. count - 1``; they choose the permutation of prepared loaders, as ``set_epoch`` does."""
         return self._loops.epochs(count)
 
-    def steps(self, source: Any, accumulate: int = 1) -> Iterator[Step]:
+    def steps(self, source: Any, accumulate: int = 1) -> Steps:
         """Global steps: over a prepared loader once, or a number of them.
 
         Args:

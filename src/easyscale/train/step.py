@@ -6,11 +6,12 @@ over all ESTs of the job. Iterating again gives the same mini-batches, and each 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from easyscale.core.errors import UsageError
-from easyscale.train.data.loader import Stream
+from easyscale.train.data.position import Progress
+from easyscale.train.data.streams import Stream
 
 
 class TurnTaking(Protocol):
@@ -37,13 +38,42 @@ class Counter:
 
     draws_from_est = False
 
-    def fetch(self, virtual_rank: int, step: int) -> int:
+    def __init__(self, batches: int) -> None:
+        self.progress = Progress((0,), 0)
+        self.length = batches
+
+    def upcoming(self, first: int, most: int) -> range:
+        return range(first, min(first + most, self.length))
+
+    def fetch(self, virtual_rank: int, number: int) -> int:
+        self.progress.note(0, number)
         return virtual_rank
 
-    refetch = fetch
+    def refetch(self, virtual_rank: int, number: int) -> int:
+        return virtual_rank
+
+    def state(self) -> dict[str, Any]:
+        return {}
 
     def close(self) -> None:
         return
+
+
+class Steps:
+    """What ``session.steps`` returns: iterate over it for the global steps of an epoch.
+
+    ``len`` is their number, as far as it is known, so that progress bars can be put around it.
+    """
+
+    def __init__(self, steps: Callable[[], Iterator[Step]], count: Callable[[], int]) -> None:
+        self._steps = steps
+        self._count = count
+
+    def __iter__(self) -> Iterator[Step]:
+        return self._steps()
+
+    def __len__(self) -> int:
+        return self._count()
 
 
 class Step:

@@ -100,3 +100,13 @@ def _sum_by_rank(own: dict[int, float], num_ests: int, channel: Channel | None) 
         return visit(left) + visit(right)
 
     return visit(Node(0, num_ests))
+
+
+def job_least(count: int, channel: Channel | None) -> int:
+    """The least of what all workers say."""
+    if channel is None:
+        return count
+    said = torch.zeros(channel.size, dtype=torch.int64, device=channel.device)
+    said[channel.rank] = count
+    total: torch.Tensor = channel.call(lambda: channel.sum(said))
+    return int(total.min())

@@ -59,6 +59,20 @@ def _template() -> np.ndarray[Any, np.dtype[np.uint8]]:
     return generator.get_state().numpy().copy()
 
 
+_FRESH = _template()
+_FRESH_TENSOR = torch.from_numpy(_FRESH)
+_FRESH_WORDS = _FRESH[_TEMPLATE_OFFSET : _TEMPLATE_OFFSET + 8 * _STATE_WORDS].view(np.uint64)
+
+
+def torch_state(material: bytes) -> torch.Tensor:
+    """State of a CPU generator whose 624 words are ``material``; valid until the next call.
+
+    The state right after ``manual_seed`` says "no word used yet": only the words themselves are replaced.
+    """
+    _FRESH_WORDS[:] = np.frombuffer(material, dtype="<u4")
+    return _FRESH_TENSOR
+
+
 class Seeder:
     """Sets every generator of this process from a key, filling all 19,937 bits of torch's CPU generator.
 
@@ -69,23 +83,19 @@ class Seeder:
     def __init__(self, seed: int, device: torch.device) -> None:
         self._prefix = f"easyscale/{seed}/".encode()
         self._device = device
-        # get_state() right after manual_seed says "no word used yet": only the words themselves are replaced
-        self._state = _template()
-        stop = _TEMPLATE_OFFSET + 8 * _STATE_WORDS
-        self._words = self._state[_TEMPLATE_OFFSET:stop].view(np.uint64)
-        self._tensor = torch.from_numpy(self._state)
+
+    def material(self, length: int, *key: int | str) -> bytes:
+        """``length`` bytes for ``key``, which names the use: other keys give unrelated bytes."""
+        return hashlib.shake_128(self._prefix + "/".join(map(str, key)).encode()).digest(length)
 
     def __call__(self, *key: int | str) -> None:
-        """Set the generators from ``key``, which names the use: other keys give unrelated streams."""
-        stream = hashlib.shake_128(self._prefix + "/".join(map(str, key)).encode())
-        material = stream.digest(4 * _STATE_WORDS + 72)
-        self._words[:] = np.frombuffer(material, dtype="<u4", count=_STATE_WORDS)
-        torch.set_rng_state(self._tensor)
-        tail = material[4 * _STATE_WORDS :]
-        random.seed(int.from_bytes(tail[:32], "little"))
-        np.random.seed(np.frombuffer(tail[32:64], dtype="<u4"))
+        """Set the generators from ``key``."""
+        material = self.material(4 * _STATE_WORDS + 72, *key)
+        torch.set_rng_state(torch_state(material[72:]))
+        random.seed(int.from_bytes(material[:32], "little"))
+        np.random.seed(np.frombuffer(material[32:64], dtype="<u4"))
         if self._device.type == "cuda":
-            torch.cuda.manual_seed(int.from_bytes(tail[64:72], "little") >> 1)
+            torch.cuda.manual_seed(int.from_bytes(material[64:72], "little") >> 1)
 
 
 class RngPolicy(Protocol):

@@ -1,24 +1,23 @@
-"""The elastic form of a user's ``DataLoader``: one stream of mini-batches for all ESTs of a worker.
-
-Runs in the worker. With ``rng="stepwise"`` one ``DataLoader`` (so one pool of data workers) serves all local ESTs, in
-the order of their turns, and the generators are set for every mini-batch from (seed, loader, epoch, step, virtual
-rank): neither the number of data workers nor the placement shows in the values. With ``rng="ddp"`` each EST has the
-very ``DataLoader`` that a DDP rank would have, driven in the EST's own random stream.
-"""
+"""What ``prepare`` returns for a ``DataLoader``: the user's loader, its order and its position. Runs in the worker."""
 
 from __future__ import annotations
 
-import functools
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torch.utils.data import DataLoader
 
 from easyscale.core.errors import RefusedError, UsageError
-from easyscale.train.context.rng import RngPolicy, Seeder, capture, restore
+from easyscale.train.context.rng import RngPolicy, capture, restore
+from easyscale.train.data.iterable import Agree, IterableStream, RankIterables, evaluation_pulls
 from easyscale.train.data.plan import EpochPlan, LoaderOrder
+from easyscale.train.data.pool import Pool, Replacements
+from easyscale.train.data.position import Position, load_sampler_state, sampler_state
+from easyscale.train.data.pulling import PulledDataset
+from easyscale.train.data.rank_streams import RankLoader, RankStreams
+from easyscale.train.data.seeding import SeededDataset, as_loaded, seeder
+from easyscale.train.data.streams import Course, SharedStream, Stream, evaluation_batches
 
 _CPU = torch.device("cpu")
 
@@ -30,6 +29,10 @@ class LoaderHost(Protocol):
     def epoch_in_use(self) -> int | None:
         """The epoch of ``session.epochs``, or None where the script does not use it."""
 
+    @property
+    def num_epochs(self) -> int | None:
+        """How many of them there are."""
+
     def iterate(self, loader: ElasticLoader) -> Iterator[Any]:
         """The drop-in form: mini-batches of the local ESTs, one after another."""
 
@@ -40,19 +43,42 @@ class ElasticLoader:
     ``len`` is the number of global steps in an epoch, as the length of a DDP rank's loader.
     """
 
-    def __init__(self, base: DataLoader[Any], order: LoaderOrder, number: int, seed: int, host: LoaderHost) -> None:
+    def __init__(
+        self,
+        base: DataLoader[Any],
+        order: LoaderOrder,
+        number: int,
+        seed: int,
+        host: LoaderHost,
+        dataset: SeededDataset | PulledDataset,
+        replacements: int,
+        *,
+        may_move: bool,
+    ) -> None:
         self.base = base
         self.order = order
         self.number = number
         self.seed = seed
         self._host = host
+        self._replacements = Replacements(replacements)
+        self._may_move = may_move
         self._own_epoch: int | None = None
         self._sampler_epoch = getattr(base.sampler, "epoch", None)
         self._iterations = 0
-        self._loader_by_rank: dict[int, tuple[_Batches, DataLoader[Any]]] = {}
+        self._resumed: Position | None = None
+        self._running: Stream | None = None
+        self._running_epoch = 0
+        self._sampler_before: dict[str, Any] | None = None
+        self._dataset = dataset
+        self._idle: dict[str, Pool] = {}
+        self._loader_by_rank: dict[int, RankLoader] = {}
+        self._plan: tuple[int, EpochPlan] | None = None
 
     def __len__(self) -> int:
-        return self.order.num_batches()
+        batches = self.order.num_batches()
+        if batches is None:
+            raise TypeError(f"the iterable dataset {type(self.base.dataset).__name__} has no len(), nor has its loader")
+        return batches
 
     def __iter__(self) -> Iterator[Any]:
         return self._host.iterate(self)
@@ -71,230 +97,166 @@ class ElasticLoader:
         """Choose the permutation of the next iterations, for scripts that do not use ``session.epochs``."""
         self._own_epoch = epoch
 
-    def of_rank(self, virtual_rank: int, batches: list[Any]) -> DataLoader[Any]:
-        """The loader of a DDP rank, made once, so that persistent data workers go on from epoch to epoch as there."""
-        if virtual_rank not in self._loader_by_rank:
-            generator = self.base.generator
-            if generator is not None:  # every DDP rank has one of its own
-                generator = torch.Generator()
-                generator.set_state(self.base.generator.get_state())
-            source, is_persistent = _Batches(()), self.base.persistent_workers
-            loader = _rebuild(self.base, self.base.dataset, source, generator, is_persistent=is_persistent)
-            self._loader_by_rank[virtual_rank] = (source, loader)
-        source, loader = self._loader_by_rank[virtual_rank]
-        source.batches = batches
-        return loader
+    # -- position ----------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """End data workers that would go on to the next epoch."""
-        self._loader_by_rank.clear()
+    def state_dict(self) -> dict[str, Any]:
+        """The position: what training has consumed, valid for any number of workers and data workers.
 
-    def next_epoch(self) -> int:
+        Raises:
+            UsageError: a global step is half-way.
+        """
+        if self._resumed is not None:
+            return self._resumed.to_dict()
+        running = self._running
+        return Position(
+            iterations=self._iterations,
+            own_epoch=self._own_epoch,
+            epoch=None if running is None else self._running_epoch,
+            number=0 if running is None else running.progress.number,
+            sampler=sampler_state(self.order.sampler) if running is None else self._sampler_before,
+            stream={} if running is None else running.state(),
+            facts=self._facts(),
+        ).to_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next iteration go on where ``state_dict`` was called, in the middle of its epoch or after it.
+
+        Raises:
+            RefusedError: the position is of another loader.
+            UsageError: the loader is being iterated over.
+        """
+        if self._running is not None:
+            raise UsageError(
+                "load_state_dict was called while the loader is iterated over, where the position would change nothing "
+                "of what is under way: load it before the loop"
+            )
+        self._resumed = Position.from_dict(state, self._facts())
+        self._own_epoch = self._resumed.own_epoch
+
+    def _facts(self) -> dict[str, Any]:
+        order = self.order
+        return {
+            "num_ests": order.num_ests,
+            "length": order.num_samples,
+            "seed": order.seed,
+            "batch_size": order.batch_size,
+            "shuffle": order.is_shuffled,
+            "drop_last": [order.drop_last, order.drop_uneven],
+            "sampler": type(order.sampler).__name__,
+        }
+
+    # -- iterations --------------------------------------------------------------------------------------------
+
+    def open(self, ranks: tuple[int, ...], per_turn: int, rng: RngPolicy | None, agree: Agree) -> Stream:
+        """Begin an iteration, where the position says.
+
+        Args:
+            ranks: the local ESTs in the order of their turns.
+            per_turn: mini-batches in one turn.
+            rng: switches to the random stream of an EST, where ESTs carry theirs (``rng="ddp"``); else None.
+            agree: the least of what all workers say.
+        """
+        start, saved = 0, None
+        if self._resumed is not None:
+            start, saved = self._take_up(self._resumed)
+        epoch = self._next_epoch()
+        self._sampler_before = sampler_state(self.order.sampler)
+        self._running_epoch = epoch
+        stream = self._stream(Course(epoch, ranks, start, per_turn), rng, agree, saved)
+        if self._running is None:
+            self._running = stream
+        return stream
+
+    def _stream(self, course: Course, rng: RngPolicy | None, agree: Agree, saved: dict[str, Any] | None) -> Stream:
+        if self.order.is_stream:
+            if rng is None:
+                return IterableStream(self, course, agree, saved)
+            return RankIterables(self, course, agree, saved, rng)
+        if rng is None:
+            return SharedStream(self, course)
+        return RankStreams(self, course, rng, saved)
+
+    def evaluation(self, epoch: int, ranks: tuple[int, ...]) -> Iterator[tuple[int, Any]]:
+        """Mini-batches for evaluation with the virtual rank they belong to: each sample once over all workers."""
+        return (evaluation_pulls if self.order.is_stream else evaluation_batches)(self, epoch, ranks)
+
+    def _take_up(self, position: Position) -> tuple[int, dict[str, Any]]:
+        self._resumed = None
+        load_sampler_state(self.order.sampler, position.sampler)
+        self._iterations = position.iterations
+        if position.epoch is None:
+            return 0, {}
+        self._iterations -= 1
+        if self._host.epoch_in_use not in (None, position.epoch):
+            raise RefusedError(
+                f"the loader's position is in epoch {position.epoch}, but session.epochs is at epoch "
+                f"{self._host.epoch_in_use}: load it in the epoch in which it was taken"
+            )
+        return position.number, position.stream
+
+    def close_stream(self, stream: Stream) -> None:
+        """The script has left the loop over ``stream``."""
+        stream.close()
+        if self._running is stream:
+            self._running = None
+
+    def _next_epoch(self) -> int:
         """The epoch number of the iteration that starts now: the one set, else the session's, else a count."""
         count = self._iterations
         self._iterations += 1
         theirs = getattr(self.base.sampler, "epoch", None)
-        if theirs != self._sampler_epoch:  # the script calls set_epoch of a DistributedSampler of its own
+        if theirs != self._sampler_epoch:  # the script calls set_epoch of a sampler of its own
             self._own_epoch = self._sampler_epoch = theirs
         if self._own_epoch is not None:
             return self._own_epoch
         return count if self._host.epoch_in_use is None else self._host.epoch_in_use
 
+    def is_followed(self, epoch: int) -> bool:
+        """Whether the epoch after ``epoch`` will be asked for, as far as can be told."""
+        host = self._host
+        return self._own_epoch is None and host.epoch_in_use == epoch and epoch + 1 < (host.num_epochs or 0)
+
     def plan(self, epoch: int) -> EpochPlan:
         """The mini-batches of ``epoch``; the process's generators are left as they were."""
+        if self._plan is not None and self._plan[0] == epoch and self.order.is_known:
+            return self._plan[1]
         before = capture(_CPU)
         try:
-            return self.order.epoch(epoch, lambda e: seeder(self.seed)("sampler", self.number, e))
+            plan = self.order.epoch(epoch, lambda e: seeder(self.seed)("sampler", self.number, e))
         finally:
             restore(before, _CPU)
+        self._plan = (epoch, plan)
+        return plan
 
+    # -- data workers ------------------------------------------------------------------------------------------
 
-def elastic(loader: DataLoader[Any], num_ests: int, number: int, seed: int, host: LoaderHost) -> ElasticLoader:
-    """Make a user's ``DataLoader`` elastic.
+    def take_pool(self, use: str) -> Pool:
+        """A pool that nobody uses: the one of the last iteration, or a new one."""
+        return self._idle.pop(use, None) or Pool(self.base, self._dataset, as_loaded, self._replacements)
 
-    Raises:
-        RefusedError: the loader's order cannot be dealt out to virtual ranks.
-    """
-    if isinstance(loader.dataset, IterableDataset):
-        raise RefusedError(
-            f"the loader's dataset {type(loader.dataset).__name__} is an IterableDataset, whose samples cannot be "
-            "dealt out to ESTs by index in this version: give a map-style dataset (with __len__ and __getitem__)"
-        )
-    return ElasticLoader(loader, LoaderOrder.of(loader, num_ests, seed), number, seed, host)
+    def give_back(self, use: str, pool: Pool) -> None:
+        """The iteration over ``pool`` is over."""
+        pool.end_epoch()
+        if use in self._idle:
+            pool.end()
+        else:
+            self._idle[use] = pool
 
+    def load_here(self, key: list[Any]) -> Any:
+        """A mini-batch by its key, loaded in this process."""
+        return self._dataset.__getitems__(key)
 
-@functools.lru_cache(maxsize=8)
-def seeder(seed: int) -> Seeder:
-    """The seeder for data: CPU generators alone, also in data worker processes."""
-    return Seeder(seed, _CPU)
-
-
-class SeededDataset(Dataset[Any]):
-    """A dataset whose random numbers depend on the mini-batch alone: the first of the keys says which one it is.
-
-    Its attributes are the dataset's own, also for a ``worker_init_fn`` that sets them.
-    """
-
-    def __init__(self, dataset: Any, seed: int) -> None:
-        vars(self).update(_dataset=dataset, _seed=seed)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_dataset":  # not set yet: unpickling or copying
-            raise AttributeError(name)
-        return getattr(self._dataset, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._dataset, name, value)
-
-    def __getitems__(self, keys: Sequence[Any]) -> Any:
-        batch_key, *indices = keys
-        seeder(self._seed)(*batch_key)
-        batched = getattr(self._dataset, "__getitems__", None)
-        return batched(indices) if batched else [self._dataset[index] for index in indices]
-
-
-class Stream(Protocol):
-    """Mini-batches of this worker's ESTs, step by step."""
-
-    @property
-    def draws_from_est(self) -> bool:
-        """Whether a mini-batch must be fetched inside the EST's own random stream."""
-
-    def fetch(self, virtual_rank: int, step: int) -> Any:
-        """Mini-batch ``step`` of ``virtual_rank``; asked for in the order of turns."""
-
-    def refetch(self, virtual_rank: int, step: int) -> Any:
-        """The same mini-batch again, for another pass over the step."""
+    def of_rank(self, virtual_rank: int) -> RankLoader:
+        """The loader of a DDP rank."""
+        if virtual_rank not in self._loader_by_rank:
+            self._loader_by_rank[virtual_rank] = RankLoader(
+                self.base, is_batched=self.order.is_batched, records=self._may_move
+            )
+        return self._loader_by_rank[virtual_rank]
 
     def close(self) -> None:
-        """End the data workers."""
-
-
-class SharedStream:
-    """``rng="stepwise"``: one loader, so one pool of data workers, for all ESTs of this worker."""
-
-    draws_from_est = False
-
-    def __init__(self, loader: ElasticLoader, epoch: int, ranks: tuple[int, ...], *, per_turn: int = 1) -> None:
-        self.plan = loader.plan(epoch)
-        self._loader = loader
-        self._epoch = epoch
-        steps = len(self.plan)
-        turns = (
-            (rank, step)
-            for first in range(0, steps, per_turn)
-            for rank in ranks
-            for step in range(first, min(first + per_turn, steps))
-        )
-        keys = (self._keys(rank, step) for rank, step in turns)
-        self._batches: Iterator[Any] | None = iter(_rebuild(loader.base, self._dataset(), keys, torch.Generator()))
-
-    def _dataset(self) -> SeededDataset:
-        return SeededDataset(self._loader.base.dataset, self._loader.seed)
-
-    def _keys(self, virtual_rank: int, step: int) -> list[Any]:
-        key = ("data", self._loader.number, self._epoch, step, virtual_rank)
-        return [key, *self.plan.batch(virtual_rank, step)]
-
-    def fetch(self, virtual_rank: int, step: int) -> Any:
-        if self._batches is None:
-            raise UsageError("the loader's iteration was ended: iterate over the loader again")
-        return next(self._batches)
-
-    def refetch(self, virtual_rank: int, step: int) -> Any:
-        keys = self._keys(virtual_rank, step)
-        return next(iter(_rebuild(self._loader.base, self._dataset(), [keys], torch.Generator(), in_process=True)))
-
-    def close(self) -> None:
-        self._batches = None
-
-
-class RankStreams:
-    """``rng="ddp"``: each EST has the loader of a DDP rank, and it draws from the EST's stream as there."""
-
-    draws_from_est = True
-
-    def __init__(self, loader: ElasticLoader, epoch: int, ranks: tuple[int, ...], rng: RngPolicy) -> None:
-        self.plan = loader.plan(epoch)
-        self._batches: dict[int, Iterator[Any]] = {}
-        self._kept: dict[tuple[int, int], Any] = {}
-        rng.begin_pass()
-        for rank in ranks:
-            batches = [self.plan.batch(rank, step) for step in range(len(self.plan))]
-            rng.enter(rank, 0, 0)
-            self._batches[rank] = iter(loader.of_rank(rank, batches))
-            rng.leave(rank)
-        rng.end_pass(0, 0)
-
-    def fetch(self, virtual_rank: int, step: int) -> Any:
-        # kept for another pass over the step: fetching again would draw from the EST's stream again
-        self._kept = {key: batch for key, batch in self._kept.items() if key[1] >= step}
-        self._kept[virtual_rank, step] = next(self._batches[virtual_rank])
-        return self._kept[virtual_rank, step]
-
-    def refetch(self, virtual_rank: int, step: int) -> Any:
-        return self._kept[virtual_rank, step]
-
-    def close(self) -> None:
-        self._batches.clear()
-        self._kept.clear()
-
-
-def evaluation_batches(loader: ElasticLoader, epoch: int, ranks: tuple[int, ...]) -> Iterator[tuple[int, Any]]:
-    """Mini-batches for evaluation with the virtual rank they belong to: each sample once over all workers."""
-    plan = loader.plan(epoch)
-    turns = [(rank, step) for step in range(len(plan)) for rank in ranks if plan.unpadded_batch(rank, step)]
-    keys = [[("eval", loader.number, epoch, step, rank), *plan.unpadded_batch(rank, step)] for rank, step in turns]
-    dataset = SeededDataset(loader.base.dataset, loader.seed)
-    batches = iter(_rebuild(loader.base, dataset, keys, torch.Generator()))
-    for rank, _ in turns:
-        before = capture(_CPU)
-        try:
-            batch = next(batches)
-        finally:
-            restore(before, _CPU)
-        yield rank, batch
-
-
-class _Batches(Sampler[Any]):
-    """A batch sampler over what it is given, also over an iterator."""
-
-    def __init__(self, batches: Any) -> None:
-        self.batches = batches
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.batches)
-
-
-def _rebuild(
-    base: DataLoader[Any],
-    dataset: Any,
-    batches: Any,
-    generator: torch.Generator | None,
-    *,
-    in_process: bool = False,
-    is_persistent: bool = False,
-) -> DataLoader[Any]:
-    """``base`` over other batches, with everything else as the user said."""
-    workers = 0 if in_process else base.num_workers
-    options: dict[str, Any] = {}
-    if workers:
-        options = {
-            "prefetch_factor": base.prefetch_factor,
-            "timeout": base.timeout,
-            "persistent_workers": is_persistent,
-            "worker_init_fn": base.worker_init_fn,
-            "multiprocessing_context": base.multiprocessing_context,
-        }
-    with warnings.catch_warnings():
-        # what DataLoader says about the number of workers it has said already, when the user made `base`
-        warnings.filterwarnings("ignore", message="This DataLoader will create")
-        return DataLoader(
-            dataset,
-            batch_sampler=batches if isinstance(batches, _Batches) else _Batches(batches),
-            num_workers=workers,
-            collate_fn=base.collate_fn,
-            pin_memory=base.pin_memory,
-            generator=generator,
-            **options,
-        )
+        """End all data workers."""
+        for pool in self._idle.values():
+            pool.end()
+        self._idle.clear()
+        self._loader_by_rank.clear()

@@ -6,16 +6,25 @@ included. A sampler of the user's own is drawn once for an epoch and dealt out t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sized
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
 from easyscale.core.errors import RefusedError
+from easyscale.train.data.permutation import PermutationSampler
 
-Indices = Sequence[Any]
+Order = Any
+"""Samples, or whole mini-batches, with ``len`` and slices: a range, a list, a tensor or a ``Permutation``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,36 +36,42 @@ class LoaderOrder:
         seed: root of the permutation.
         is_shuffled: whether the samples are permuted, each epoch anew.
         drop_uneven: drop the samples that do not divide among virtual ranks, instead of repeating the first ones.
-        batch_size: samples of a mini-batch of one EST.
+        batch_size: samples of a mini-batch of one EST; None where the sampler gives whole mini-batches.
         drop_last: whether a mini-batch that ends short is dropped.
         sampler: a sampler of the user's own, or None: shuffled or sequential.
-        batch_sampler: a batch sampler of the user's own, whose batches are dealt out whole.
+        is_batched: whether a mini-batch is a list of samples; else (``batch_size=None``) it is a single one.
+        is_stream: whether the dataset is an iterable one, which has an order of its own. ``num_samples`` is -1 where
+            it does not tell.
     """
 
     num_ests: int
     num_samples: int
     seed: int
-    is_shuffled: bool
-    drop_uneven: bool
-    batch_size: int
-    drop_last: bool
+    is_shuffled: bool = False
+    drop_uneven: bool = False
+    batch_size: int | None = 1
+    drop_last: bool = False
     sampler: Any = None
-    batch_sampler: Any = None
+    is_batched: bool = True
+    is_stream: bool = False
 
     @classmethod
     def of(cls, loader: DataLoader[Any], num_ests: int, seed: int) -> LoaderOrder:
         """Read the order off a ``DataLoader``."""
-        batch_sampler = loader.batch_sampler
+        if isinstance(loader.dataset, IterableDataset):
+            samples = len(loader.dataset) if isinstance(loader.dataset, Sized) else -1
+            is_batched = loader.batch_size is not None
+            sizes: dict[str, Any] = {"batch_size": loader.batch_size or 1, "is_batched": is_batched}
+            return cls(num_ests, samples, seed, drop_last=loader.drop_last, is_stream=True, **sizes)
         samples = len(loader.dataset)  # type: ignore[arg-type]
+        batch_sampler: Any = loader.batch_sampler
         if batch_sampler is None:
-            raise RefusedError(
-                "the loader has batch_size=None (no automatic batching), which cannot be dealt out to ESTs yet: "
-                "give it a batch_size or a batch_sampler"
-            )
-        if type(batch_sampler) is not BatchSampler:
-            return cls(num_ests, samples, seed, False, False, 1, False, batch_sampler=batch_sampler)
-        sampler: Any = batch_sampler.sampler
-        sizes = (batch_sampler.batch_size, batch_sampler.drop_last)
+            sizes = {"batch_size": 1, "is_batched": False}
+        elif not _is_torchs(batch_sampler, BatchSampler):
+            return cls(num_ests, samples, seed, batch_size=None, sampler=batch_sampler)
+        else:
+            sizes = {"batch_size": batch_sampler.batch_size, "drop_last": batch_sampler.drop_last}
+        sampler: Any = loader.sampler if batch_sampler is None else batch_sampler.sampler
         if isinstance(sampler, DistributedSampler):
             if type(sampler) is not DistributedSampler:
                 raise RefusedError(
@@ -64,13 +79,19 @@ class LoaderOrder:
                     "own, of which it gives one rank's part only: give a plain torch.utils.data.Sampler over all "
                     "samples, which is dealt out to virtual ranks"
                 )
-            return cls(num_ests, samples, sampler.seed, sampler.shuffle, sampler.drop_last, *sizes)
-        if type(sampler) is SequentialSampler and len(sampler) == samples:
-            return cls(num_ests, samples, seed, False, False, *sizes)
-        if type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == samples:
-            own = sampler.generator or loader.generator
-            return cls(num_ests, samples, seed if own is None else own.initial_seed(), True, False, *sizes)
-        return cls(num_ests, samples, seed, False, False, *sizes, sampler=sampler)
+            return cls(num_ests, samples, sampler.seed, sampler.shuffle, sampler.drop_last, **sizes)
+        if _is_torchs(sampler, SequentialSampler) and len(sampler) == samples:
+            return cls(num_ests, samples, seed, **sizes)
+        if _is_torchs(sampler, RandomSampler) and not sampler.replacement and len(sampler) == samples:
+            # torchdata's always has a generator, with a seed drawn at random where the user gave none
+            own = (sampler.generator if type(sampler) is RandomSampler else None) or loader.generator
+            return cls(num_ests, samples, seed if own is None else own.initial_seed(), is_shuffled=True, **sizes)
+        return cls(num_ests, samples, seed, sampler=sampler, **sizes)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether any epoch's order can be told without asking an object of the user's."""
+        return self.sampler is None or type(self.sampler) is PermutationSampler
 
     def epoch(self, epoch: int, seed_draws: Callable[[int], None]) -> EpochPlan:
         """The mini-batches of one epoch.
@@ -80,78 +101,86 @@ class LoaderOrder:
             seed_draws: sets the process's generators for the user's own sampler, the same on every worker.
         """
         order = self._order(epoch, seed_draws)
-        batch_size = None if self.batch_sampler is not None else self.batch_size
-        return EpochPlan(self._even(order), len(order), self.num_ests, batch_size, self.drop_last)
+        return EpochPlan(order, self._even(len(order)), self.num_ests, self.batch_size, self.drop_last)
 
-    def _order(self, epoch: int, seed_draws: Callable[[int], None]) -> Indices:
-        if self.batch_sampler is not None:
-            seed_draws(epoch)
-            return [list(batch) for batch in self.batch_sampler]
+    def _order(self, epoch: int, seed_draws: Callable[[int], None]) -> Order:
+        if type(self.sampler) is PermutationSampler:
+            return self.sampler.permutation(epoch)
         if self.sampler is not None:
             seed_draws(epoch)
-            return list(self.sampler)
+            return [list(batch) for batch in self.sampler] if self.batch_size is None else list(self.sampler)
         if not self.is_shuffled:
             return range(self.num_samples)
         generator = torch.Generator()
         generator.manual_seed(self.seed + epoch)
-        return torch.randperm(self.num_samples, generator=generator).tolist()
+        return torch.randperm(self.num_samples, generator=generator)
 
-    def num_batches(self) -> int:
-        """Mini-batches of each EST in an epoch."""
-        if self.batch_sampler is not None:
-            return -(-len(self.batch_sampler) // self.num_ests)
-        samples = self.num_samples if self.sampler is None else len(self.sampler)
-        share = samples // self.num_ests if self.drop_uneven else -(-samples // self.num_ests)
-        return share // self.batch_size if self.drop_last else -(-share // self.batch_size)
+    def num_batches(self) -> int | None:
+        """Mini-batches of each EST in an epoch; None where a stream does not tell."""
+        if self.is_stream:
+            share = self.num_samples // self.num_ests  # of the virtual rank that has least
+            return None if share < 0 else _batches_in(share, self.batch_size, drop_last=self.drop_last)
+        places = self._even(self.num_samples if self.sampler is None else len(self.sampler))
+        return _batches_in(places // self.num_ests, self.batch_size, drop_last=self.drop_last)
 
-    def _even(self, order: Indices) -> Indices:
-        if not self.drop_uneven:
-            return _pad(order, self.num_ests)
-        # as DistributedSampler: only when it does not divide is anything dropped
-        return order[: len(order) // self.num_ests * self.num_ests]
+    def _even(self, samples: int) -> int:
+        """How many places there are for this many samples: a multiple of ESTs."""
+        if self.drop_uneven:
+            return samples // self.num_ests * self.num_ests
+        return -(-samples // self.num_ests) * self.num_ests
 
 
-def _pad(order: Indices, multiple: int) -> Indices:
-    """Repeat from the start until the length is a multiple, as ``DistributedSampler`` does."""
-    missing = -len(order) % multiple
-    if missing == 0 or not order:
-        return order
-    padded = list(order)
-    return padded + (padded * (-(-missing // len(padded))))[:missing]
+def _is_torchs(obj: Any, kind: type[Any]) -> bool:
+    """Whether it is PyTorch's class itself, or torchdata's resumable form of it, and no subclass of the user's."""
+    return type(obj) is kind or (isinstance(obj, kind) and type(obj).__module__.startswith("torchdata."))
+
+
+def _batches_in(share: int, batch_size: int | None, *, drop_last: bool) -> int:
+    if batch_size is None:
+        return share
+    return share // batch_size if drop_last else -(-share // batch_size)
 
 
 @dataclass(frozen=True, slots=True)
 class EpochPlan:
-    """The mini-batches of one epoch: virtual rank r has ``order[r::num_ests]``, cut into batches.
+    """The mini-batches of one epoch: virtual rank r has places ``r, r + num_ests, ...``, cut into batches.
 
     Attributes:
-        order: samples (or whole batches, if ``batch_size`` is None), padded to a multiple of ``num_ests``.
-        num_unpadded: how many of ``order`` are no repetition.
+        order: samples (or whole batches, if ``batch_size`` is None) by place.
+        num_places: a multiple of ``num_ests``; past the end of ``order`` it begins again, as ``DistributedSampler``
+            repeats samples.
     """
 
-    order: Indices
-    num_unpadded: int
+    order: Order
+    num_places: int
     num_ests: int
     batch_size: int | None
     drop_last: bool
 
     def __len__(self) -> int:
-        share = len(self.order) // self.num_ests
-        if self.batch_size is None:
-            return share
-        return share // self.batch_size if self.drop_last else -(-share // self.batch_size)
+        return _batches_in(self.num_places // self.num_ests, self.batch_size, drop_last=self.drop_last)
+
+    def first_place(self, virtual_rank: int, index: int) -> int:
+        """Place of the first sample of a mini-batch; the others follow at a distance of ``num_ests``."""
+        return virtual_rank + index * (self.batch_size or 1) * self.num_ests
 
     def batch(self, virtual_rank: int, index: int) -> list[Any]:
         """Samples of mini-batch ``index`` of ``virtual_rank``."""
-        return self._cut(virtual_rank, index, len(self.order))
+        return self._cut(virtual_rank, index, self.num_places)
 
     def unpadded_batch(self, virtual_rank: int, index: int) -> list[Any]:
         """The same without repeated samples, possibly empty: evaluation counts each sample once."""
-        return self._cut(virtual_rank, index, min(self.num_unpadded, len(self.order)))
+        return self._cut(virtual_rank, index, min(self.num_places, len(self.order)))
 
     def _cut(self, virtual_rank: int, index: int, limit: int) -> list[Any]:
+        first, samples = self.first_place(virtual_rank, index), len(self.order)
         if self.batch_size is None:
-            position = virtual_rank + index * self.num_ests
-            return list(self.order[position]) if position < limit else []
-        first = virtual_rank + index * self.batch_size * self.num_ests
-        return list(self.order[first : min(first + self.batch_size * self.num_ests, limit) : self.num_ests])
+            return list(self.order[first % samples]) if first < limit else []
+        places = range(first, min(first + self.batch_size * self.num_ests, limit), self.num_ests)
+        if not places or places[-1] < samples:
+            return _listed(self.order[places.start : places.stop : places.step])
+        return [_listed(self.order[at : at + 1])[0] for at in (place % samples for place in places)]
+
+
+def _listed(samples: Any) -> list[Any]:
+    return samples.tolist() if isinstance(samples, torch.Tensor) else list(samples)

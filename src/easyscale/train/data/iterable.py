@@ -1,0 +1,228 @@
+"""Streams over an iterable dataset: dealt out to ESTs, ended for all of them at the same step. Runs in the worker."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from easyscale.core.errors import RefusedError, UsageError
+from easyscale.train.context.rng import RngPolicy
+from easyscale.train.data.position import Progress
+from easyscale.train.data.pulling import Pull, Pulled
+from easyscale.train.data.rank_streams import generator_of_rank
+from easyscale.train.data.rebuild import rebuild
+from easyscale.train.data.share import Share
+from easyscale.train.data.streams import Course
+
+if TYPE_CHECKING:
+    from easyscale.train.data.loader import ElasticLoader
+
+Agree = Callable[[int], int]
+"""The least of what all workers say."""
+
+
+class Ahead:
+    """Mini-batches of the step that comes: whether all ESTs have theirs is known only when they are there.
+
+    Args:
+        read: the next mini-batch of a virtual rank; None at the end of its stream.
+        agree: the least of what all workers say.
+    """
+
+    def __init__(self, ranks: tuple[int, ...], read: Callable[[int, int], Pulled], agree: Agree) -> None:
+        self._ranks = ranks
+        self._read = read
+        self._agree = agree
+        self._is_over = False
+        self._ready: dict[tuple[int, int], Pulled] = {}
+
+    def load(self, first: int, most: int) -> range:
+        """Numbers of the mini-batches that every EST of the job has, ``most`` at most."""
+        self._ready.clear()
+        if self._is_over:
+            return range(first, first)
+        count = 0
+        for number in range(first, first + most):
+            pulled = {rank: self._read(rank, number) for rank in self._ranks}
+            if any(one.is_over for one in pulled.values()):
+                break
+            self._ready.update({(rank, number): one for rank, one in pulled.items()})
+            count += 1
+        count = self._agree(count)
+        self._is_over = count < most
+        return range(first, first + count)
+
+    def get(self, virtual_rank: int, number: int) -> Pulled:
+        """One of them."""
+        return self._ready[virtual_rank, number]
+
+
+class IterableStream:
+    """``rng="stepwise"``: the pool of this worker reads the streams of all its ESTs, each in one data worker."""
+
+    draws_from_est = False
+
+    def __init__(
+        self, loader: ElasticLoader, course: Course, agree: Agree, saved: dict[str, Any] | None, use: str = "data"
+    ) -> None:
+        self._loader = loader
+        self._course = course
+        self._use = use
+        self._states: dict[int, Any] = dict((saved or {}).get("ranks", {}))
+        self._saved = dict(self._states)
+        self.progress = Progress(course.ranks, course.start)
+        self.length = loader.order.num_batches()
+        self._check(course)
+        self._ahead = Ahead(course.ranks, self._pull, agree)
+        self._to_skip = 0
+        self._pool = loader.take_pool(use)
+        self._pool.begin(self._keys())
+
+    def _check(self, course: Course) -> None:
+        if not course.start:
+            return
+        for rank in course.ranks:
+            version = (self._states.get(rank) or {}).get("version")
+            if version != course.start:
+                raise RefusedError(
+                    f"the loader is to go on at mini-batch {course.start}, but the state kept for virtual rank {rank} "
+                    f"is {'missing' if version is None else f'that after mini-batch {version}'}: save the loader's "
+                    "state_dict() of every worker, all at the same step"
+                )
+
+    def _keys(self) -> Iterator[list[Pull | None]]:
+        """Every EST in turn, for ever; empty ones between so that each always comes to the same data worker."""
+        ranks, workers = self._course.ranks, max(1, self._loader.base.num_workers)
+        number = self._course.start
+        while True:
+            for place, rank in enumerate(ranks):
+                is_first = number == self._course.start
+                saved = self._saved.get(rank) if is_first else None
+                loader, epoch = self._loader.number, self._course.epoch
+                yield [Pull(self._use, loader, epoch, number, rank, place % workers, is_first, saved)]
+            for _ in range(-len(ranks) % workers):
+                yield [None]
+            number += 1
+
+    def _pull(self, virtual_rank: int, number: int) -> Pulled:
+        for _ in range(self._to_skip):
+            self._pool.take()
+        is_last = virtual_rank == self._course.ranks[-1]
+        self._to_skip = -len(self._course.ranks) % max(1, self._loader.base.num_workers) if is_last else 0
+        pulled: Pulled = self._pool.take()
+        return pulled
+
+    def upcoming(self, first: int, most: int) -> range:
+        return self._ahead.load(first, most)
+
+    def fetch(self, virtual_rank: int, number: int) -> Any:
+        pulled = self._ahead.get(virtual_rank, number)
+        self._states[virtual_rank] = pulled.state
+        self.progress.note(virtual_rank, number)
+        return pulled.batch
+
+    def refetch(self, virtual_rank: int, number: int) -> Any:
+        return self._ahead.get(virtual_rank, number).batch
+
+    def rest(self) -> Iterator[tuple[int, Any]]:
+        """Every mini-batch that is left, with its virtual rank, until all local streams are over."""
+        number, is_over = self._course.start, False
+        while not is_over:
+            pulled = [(rank, self._pull(rank, number)) for rank in self._course.ranks]
+            yield from ((rank, one.batch) for rank, one in pulled if not one.is_over)
+            is_over = all(one.is_over for _, one in pulled)
+            number += 1
+
+    def state(self) -> dict[str, Any]:
+        return kept(self._loader, self._states)
+
+    def close(self) -> None:
+        self._loader.give_back(self._use, self._pool)
+
+
+def kept(loader: ElasticLoader, states: dict[int, Any]) -> dict[str, Any]:
+    """The states of local ESTs.
+
+    Raises:
+        UsageError: the dataset does not say where it is.
+    """
+    if any(state is None for state in states.values()):
+        raise UsageError(
+            f"the iterable dataset {type(loader.base.dataset).__name__} has no state_dict() and load_state_dict(), so "
+            "its position cannot be kept in the middle of an epoch: give it both (torchdata's protocol)"
+        )
+    return {"ranks": dict(states)}
+
+
+class RankIterables:
+    """``rng="ddp"``: the ``DataLoader`` of a DDP rank over the EST's share, read in the EST's random stream."""
+
+    draws_from_est = False  # it is read ahead, and switches to the EST's stream for that
+
+    def __init__(
+        self, loader: ElasticLoader, course: Course, agree: Agree, saved: dict[str, Any] | None, rng: RngPolicy
+    ) -> None:
+        self._loader = loader
+        self._rng = rng
+        self._states: dict[int, Any] = dict((saved or {}).get("ranks", {}))
+        self.progress = Progress(course.ranks, course.start)
+        self.length = loader.order.num_batches()
+        self._shares: dict[int, Share] = {}
+        self._batches: dict[int, Iterator[Any]] = {}
+        self._ahead = Ahead(course.ranks, self._read, agree)
+        base, num_ests = loader.base, loader.order.num_ests
+        for rank in course.ranks:
+            self._shares[rank] = Share(base.dataset, rank, num_ests, course.epoch, self._states.get(rank))
+            self._within(rank, functools.partial(self._open, rank))
+
+    def _open(self, rank: int) -> None:
+        base = self._loader.base
+        self._batches[rank] = iter(rebuild(base, self._shares[rank], None, generator=generator_of_rank(base)))
+
+    def _within(self, rank: int, call: Callable[[], Any]) -> Any:
+        """``call`` in the random stream of an EST."""
+        rng = self._rng
+        rng.begin_pass()
+        rng.enter(rank, 0, 0)
+        try:
+            return call()
+        finally:
+            rng.leave(rank)
+            rng.end_pass(0, 0)
+
+    def _read(self, rank: int, number: int) -> Pulled:
+        def read() -> Pulled:
+            batch = next(self._batches[rank], None)
+            state = None if self._loader.base.num_workers else self._shares[rank].state()
+            return Pulled(batch, None if state is None else {"version": number + 1, **state}, batch is None)
+
+        pulled: Pulled = self._within(rank, read)
+        return pulled
+
+    def upcoming(self, first: int, most: int) -> range:
+        return self._ahead.load(first, most)
+
+    def fetch(self, virtual_rank: int, number: int) -> Any:
+        pulled = self._ahead.get(virtual_rank, number)
+        self._states[virtual_rank] = pulled.state
+        self.progress.note(virtual_rank, number)
+        return pulled.batch
+
+    def refetch(self, virtual_rank: int, number: int) -> Any:
+        return self._ahead.get(virtual_rank, number).batch
+
+    def state(self) -> dict[str, Any]:
+        return kept(self._loader, self._states)
+
+    def close(self) -> None:
+        self._batches.clear()
+
+
+def evaluation_pulls(loader: ElasticLoader, epoch: int, ranks: tuple[int, ...]) -> Iterator[tuple[int, Any]]:
+    """All mini-batches of the local ESTs' shares, with the virtual rank they belong to."""
+    stream = IterableStream(loader, Course(epoch, ranks), lambda count: count, None, use="eval")
+    try:
+        yield from stream.rest()
+    finally:
+        stream.close()

@@ -1,0 +1,227 @@
+"""``rng="ddp"``: each EST has the very ``DataLoader`` that a DDP rank would have. Runs in the worker.
+
+It draws from the EST's own random stream as there, and its data workers have the random streams of PyTorch's. Where the
+job may move, the state of a data worker's generators comes with every mini-batch: what is kept belongs to what training
+has consumed, however far the data worker is ahead. Another worker goes on from there: the numbers of the mini-batches
+decide which data worker loads which, so a few empty ones come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from easyscale.core.errors import UsageError
+from easyscale.train.context.rng import RngPolicy, RngState, capture, restore
+from easyscale.train.data.position import Progress
+from easyscale.train.data.rebuild import Batches, rebuild
+from easyscale.train.data.streams import Course
+
+if TYPE_CHECKING:
+    from easyscale.train.data.loader import ElasticLoader
+
+_CPU = torch.device("cpu")
+_EMPTY = "empty"
+
+
+class RankStreams:
+    """One stream for each local EST.
+
+    Args:
+        rng: switches to an EST's random stream.
+        saved: what ``state`` gave, to go on from there.
+    """
+
+    draws_from_est = True
+
+    def __init__(self, loader: ElasticLoader, course: Course, rng: RngPolicy, saved: dict[str, Any] | None) -> None:
+        self.plan = loader.plan(course.epoch)
+        self.progress = Progress(course.ranks, course.start)
+        self.length = len(self.plan)
+        self._kept: dict[tuple[int, int], Any] = {}
+        by_rank = (saved or {}).get("ranks", {})
+        rng.begin_pass()
+        self._ranks: dict[int, RankLoader] = {}
+        for rank in course.ranks:
+            batches = [self.plan.batch(rank, number) for number in range(len(self.plan))]
+            rng.enter(rank, 0, 0)
+            self._ranks[rank] = loader.of_rank(rank)
+            self._ranks[rank].begin(batches, course.start, by_rank.get(rank))
+            rng.leave(rank)
+        rng.end_pass(0, 0)
+
+    def upcoming(self, first: int, most: int) -> range:
+        return range(first, min(first + most, len(self.plan)))
+
+    def fetch(self, virtual_rank: int, number: int) -> Any:
+        # kept for another pass over the step: fetching again would draw from the EST's stream again
+        self._kept = {key: batch for key, batch in self._kept.items() if key[1] >= number}
+        self._kept[virtual_rank, number] = self._ranks[virtual_rank].take()
+        self.progress.note(virtual_rank, number)
+        return self._kept[virtual_rank, number]
+
+    def refetch(self, virtual_rank: int, number: int) -> Any:
+        return self._kept[virtual_rank, number]
+
+    def state(self) -> dict[str, Any]:
+        return {"ranks": {rank: loader.state() for rank, loader in self._ranks.items()}}
+
+    def close(self) -> None:
+        for loader in self._ranks.values():
+            loader.end_epoch()
+        self._kept.clear()
+
+
+class RankLoader:
+    """The loader of one DDP rank, made once, so that persistent data workers go on from epoch to epoch as there."""
+
+    def __init__(self, base: DataLoader[Any], *, is_batched: bool, records: bool) -> None:
+        self._base = base
+        self._is_batched = is_batched
+        self._records = records and base.num_workers > 0
+        self._source = Batches()
+        self._loader: DataLoader[Any] | None = None
+        self._batches: Iterator[Any] | None = None
+        self._opened: RngState | None = None
+        self._states: dict[int, RngState] = {}
+
+    def begin(self, batches: list[Any], start: int, saved: dict[str, Any] | None) -> None:
+        """Begin an epoch, or go on in the middle of one; called inside the EST's random stream."""
+        empty = start % max(1, self._base.num_workers)
+        listed = batches if self._is_batched else [batch[0] for batch in batches]
+        self._source.batches = [*([_EMPTY] * empty), *listed[start:]]
+        if start and self._base.num_workers:
+            self._resume(saved)
+        else:
+            self._open()
+        for _ in range(empty if start and self._base.num_workers else 0):
+            self._next()
+
+    def _open(self) -> None:
+        if self._loader is None or not self._base.persistent_workers:
+            self._opened = capture(_CPU) if self._records else None
+            self._states = {}
+        if self._loader is None:
+            self._loader = self._make({})
+        self._batches = iter(self._loader)
+
+    def _resume(self, saved: dict[str, Any] | None) -> None:
+        """Data workers in the state in which others were: seeded as those, then set where it is known."""
+        if saved is None:
+            raise UsageError(
+                "the state of data workers was not kept, so the loader cannot go on in the middle of an epoch with "
+                'rng="ddp": keep it with a job that may move or checkpoint'
+            )
+        self._opened, self._states = saved["opened"], dict(saved["workers"])
+        self._loader = self._make(self._states)
+        now = capture(_CPU)
+        assert self._opened is not None
+        restore(self._opened, _CPU)
+        try:
+            self._batches = iter(self._loader)  # draws the seed that those data workers were given
+        finally:
+            restore(now, _CPU)
+
+    def _make(self, states: dict[int, RngState]) -> DataLoader[Any]:
+        base, generator = self._base, generator_of_rank(self._base)
+        if not self._records:
+            return rebuild(base, base.dataset, self._source, generator=generator, is_batched=self._is_batched)
+        return rebuild(
+            base,
+            _Loaded(base.dataset, base.collate_fn, is_batched=self._is_batched),
+            self._source,
+            collate=_as_loaded,
+            generator=generator,
+            is_batched=self._is_batched,
+            worker_init_fn=_Start(base.worker_init_fn, states),
+        )
+
+    def take(self) -> Any:
+        """The next mini-batch."""
+        if not self._records:
+            return self._next()
+        batch, worker, state = self._next()
+        self._states[worker] = state
+        return batch
+
+    def _next(self) -> Any:
+        if self._batches is None:
+            raise UsageError("the loader's iteration was ended: iterate over the loader again")
+        return next(self._batches)
+
+    def state(self) -> dict[str, Any] | None:
+        """For ``begin``, elsewhere: None where there is nothing beside the EST's own random stream."""
+        if not self._base.num_workers:
+            return None
+        if not self._records:
+            raise UsageError(
+                'with rng="ddp" the state of data workers is kept only in a job that may move or checkpoint, and this '
+                "one was started as one that may not"
+            )
+        return {"opened": self._opened, "workers": dict(self._states)}
+
+    def end_epoch(self) -> None:
+        """The script has left the loop."""
+        self._batches = None
+
+
+def generator_of_rank(base: DataLoader[Any]) -> torch.Generator | None:
+    """A copy of the loader's generator, which every DDP rank has one of."""
+    if base.generator is None:
+        return None
+    generator = torch.Generator()
+    generator.set_state(base.generator.get_state())
+    return generator
+
+
+class _Loaded(Dataset[Any]):
+    """The user's dataset with its ``collate_fn``, giving mini-batches with the data worker that made them and the
+    state of its generators.
+    """
+
+    def __init__(self, dataset: Any, collate: Callable[[Any], Any], *, is_batched: bool) -> None:
+        vars(self).update(_dataset=dataset, _collate=collate, _is_batched=is_batched)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_dataset":  # not set yet: unpickling or copying
+            raise AttributeError(name)
+        return getattr(self._dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._dataset, name, value)
+
+    def __getitems__(self, indices: Any) -> Any:
+        if indices == _EMPTY:
+            return None
+        whole = getattr(self._dataset, "__getitems__", None)
+        return self._tell(whole(indices) if whole else [self._dataset[index] for index in indices])
+
+    def __getitem__(self, index: Any) -> Any:
+        return None if isinstance(index, str) and index == _EMPTY else self._tell(self._dataset[index])
+
+    def _tell(self, samples: Any) -> Any:
+        batch = self._collate(samples)
+        info = get_worker_info()
+        assert info is not None
+        return batch, info.id, capture(_CPU)
+
+
+def _as_loaded(batch: Any) -> Any:
+    return batch
+
+
+class _Start:
+    """The user's ``worker_init_fn``, and then the state that another data worker was in."""
+
+    def __init__(self, users: Callable[[int], None] | None, states: dict[int, RngState]) -> None:
+        self._users = users
+        self._states = states
+
+    def __call__(self, worker: int) -> None:
+        if self._users is not None:
+            self._users(worker)
+        if worker in self._states:
+            restore(self._states[worker], _CPU)
