@@ -15,7 +15,7 @@ from easyscale.train.ddp import PlainTurns
 from easyscale.train.optim import StepCalls
 from easyscale.train.prepared import Prepared
 from easyscale.train.runtime import Observer, StepRecord
-from easyscale.train.step import Counter, Step, Steps
+from easyscale.train.step import Counter, Loud, Step, Steps
 from easyscale.train.totals import Log
 from easyscale.train.turns import Turns
 
@@ -127,7 +127,7 @@ class Loops:
                 "session.prepare returned, or a number of steps"
             )
         return Steps(
-            lambda: self._steps(lambda: self._open(source, accumulate), source.close_stream, accumulate),
+            lambda: Loud(self._steps(lambda: self._open(source, accumulate), source.close_stream, accumulate)),
             lambda: -(-len(source) // accumulate),
         )
 
@@ -178,7 +178,7 @@ class Loops:
             raise UsageError(
                 "a prepared loader is iterated over inside an EST's turn: iterate over it outside the loop"
             )
-        return self._flat(loader) if self._prepared.is_training else self._evaluate(loader)
+        return Loud(self._flat(loader) if self._prepared.is_training else self._evaluate(loader))
 
     def _evaluate(self, loader: ElasticLoader) -> Iterator[Any]:
         try:
@@ -192,6 +192,11 @@ class Loops:
 
     def _flat(self, loader: ElasticLoader) -> Iterator[Any]:
         self.check()
+        if self._is_in_step:
+            raise UsageError(
+                "a second prepared loader is iterated over while a global step runs over the first: go through both in "
+                "the two-loop form, `for a, b in zip(session.steps(first), session.steps(second)): for x in a: ...`"
+            )
         stream = self._open(loader, 1)
         turns, started, is_begun = self._turns, time.perf_counter(), False
         try:
@@ -215,6 +220,15 @@ class Loops:
                 first = numbers.stop
         except GeneratorExit:
             self._leave_flat(started, is_begun=is_begun)
+            raise
+        except BaseException:
+            if is_begun or self.calls.has_any:
+                self._broken = (
+                    f"loading a mini-batch of global step {self.global_step} failed, and the script went on, but other "
+                    "ESTs have had theirs: let the error end the run, or let the dataset give another sample"
+                )
+            self._turns.abort()
+            self._is_in_step = False
             raise
         finally:
             loader.close_stream(stream)
