@@ -82,8 +82,10 @@ def expected(open_session: Open, loader: DataLoader[Any]) -> list[Any]:
         return values(session, session.prepare(loader))
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("at", [0, 22])
+@pytest.mark.parametrize(
+    ("at", "persistent"),
+    [(0, False), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((22, False), (0, True)))],
+)
 def test_a_killed_data_worker_is_replaced_and_the_values_stay(
     open_session: Open, tmp_path: Path, at: int, persistent: bool
 ) -> None:
@@ -96,6 +98,7 @@ def test_a_killed_data_worker_is_replaced_and_the_values_stay(
         assert values(session, loader) == plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("at", [0, 17])
 def test_a_killed_data_worker_of_a_stream_is_replaced_and_the_values_stay(
@@ -118,6 +121,15 @@ def test_the_job_ends_where_no_data_worker_may_be_replaced(open_session: Open, t
         values(session, loader)
 
 
+@pytest.mark.slow
+def test_a_killed_data_worker_ends_the_job_where_it_holds_random_streams(open_session: Open, tmp_path: Path) -> None:
+    session = open_session(num_ests=2, rng="ddp")
+    loader = session.prepare(DataLoader(Killed(tmp_path / "killed", 5), 3, num_workers=1))
+    with pytest.raises(RuntimeError, match="DataLoader worker"):
+        values(session, loader)
+
+
+@pytest.mark.slow
 def test_a_dataset_that_kills_every_data_worker_ends_the_job(open_session: Open) -> None:
     session = open_session(num_ests=2)
     loader = session.prepare(DataLoader(Fatal(24), 2, num_workers=1), replace_data_workers=2)
@@ -155,6 +167,7 @@ def test_a_death_while_the_scripts_own_code_runs_does_not_raise_there(open_sessi
         assert script() == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["map-style", "stream"])
 def test_a_data_worker_that_dies_between_epochs_is_replaced(open_session: Open, kind: str) -> None:
     def make(**how: Any) -> DataLoader[Any]:
@@ -176,6 +189,7 @@ def test_a_data_worker_that_dies_between_epochs_is_replaced(open_session: Open, 
         assert script() == plain
 
 
+@pytest.mark.slow
 def test_a_data_worker_that_dies_in_an_evaluation_is_replaced(open_session: Open, tmp_path: Path) -> None:
     session = open_session(num_ests=2)
     plain, killed = session.prepare(

@@ -83,7 +83,7 @@ def test_an_exception_says_which_sample_it_was(
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("data_workers", [0, 2])
+@pytest.mark.parametrize("data_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_exception_of_a_stream_says_where_it_was(open_session: Open, data_workers: int) -> None:
     session = open_session(num_ests=2)
     loader = session.prepare(DataLoader(BrokenStream(24), batch_size=2, num_workers=data_workers))
@@ -107,6 +107,7 @@ def test_an_exception_of_collate_fn_is_the_users(open_session: Open) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str)
 def test_a_loader_can_be_used_again_after_an_exception(open_session: Open, how: dict[str, Any]) -> None:
     session = open_session(num_ests=2)

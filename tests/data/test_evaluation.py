@@ -62,15 +62,22 @@ def training(open_session: Open, loader: DataLoader[Any], *, evaluates: str) -> 
         return found
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("evaluates", ["in steps", "in steps, itself", "between", "between, itself", "left"])
 @pytest.mark.parametrize("kind", ["shuffled", "weighted", "weighted_generator", "uneven_stream"])
 def test_training_does_not_notice_evaluations(open_session: Open, kind: str, evaluates: str) -> None:
     expected = training(open_session, loader_of(kind), evaluates="")
     assert training(open_session, loader_of(kind), evaluates=evaluates) == expected
-    if kind == "shuffled" and "itself" in evaluates:
-        lasting = loader_of(kind, 2, persistent=True)
-        assert training(open_session, lasting, evaluates=evaluates) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("evaluates", ["in steps, itself", "between, itself"])
+@pytest.mark.parametrize("kind", ["shuffled", "uneven_stream"])
+def test_training_does_not_notice_evaluations_by_data_workers(open_session: Open, kind: str, evaluates: str) -> None:
+    expected = training(open_session, loader_of(kind), evaluates="")
+    for persistent in (False, True):
+        found = training(open_session, loader_of(kind, 2, persistent=persistent), evaluates=evaluates)
+        assert found == expected
 
 
 def test_the_position_of_a_loader_does_not_notice_evaluations(open_session: Open) -> None:

@@ -30,7 +30,7 @@ def values(open_session: Open, loader: DataLoader[Any]) -> list[list[float]]:
         return [[bits(batch) for batch in step] for _ in session.epochs(2) for step in session.steps(loader)]
 
 
-@pytest.mark.parametrize("data_workers", [0, 2])
+@pytest.mark.parametrize("data_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("make", [
     lambda cls, **o: cls(Noisy(), 3, shuffle=True, collate_fn=collate, **o),
     lambda cls, **o: cls(Noisy(), 3, drop_last=True, collate_fn=collate, **o),
@@ -64,6 +64,7 @@ def test_hugging_face_samples_are_dealt_out_as_by_a_distributed_sampler(open_ses
         assert [step[rank] for step in steps] == plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data_workers", [1, 2])
 def test_a_hugging_face_transform_that_draws_gives_the_same_with_data_workers(
     open_session: Open, data_workers: int
@@ -79,7 +80,7 @@ def noisy(row: dict[str, Any]) -> dict[str, Any]:
     return {"x": row["x"], "noise": drawn()}
 
 
-@pytest.mark.parametrize("data_workers", [0, 2])
+@pytest.mark.parametrize("data_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shards", [1, 2, 3, 6, 7])
 def test_a_hugging_face_stream_is_dealt_out_as_its_library_does(
     open_session: Open, shards: int, data_workers: int
@@ -100,6 +101,7 @@ def test_a_hugging_face_stream_is_dealt_out_as_its_library_does(
     assert sorted(seen) == list(range(27))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["draws", "shuffled"])
 @pytest.mark.parametrize("shards", [2, 6])
 def test_a_hugging_face_stream_gives_the_same_with_data_workers(open_session: Open, shards: int, kind: str) -> None:

@@ -37,7 +37,7 @@ def test_a_dataset_that_deals_itself_out_is_asked_for_the_shards_of_each_est(ope
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("data_workers", [0, 2])
+@pytest.mark.parametrize("data_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_epoch_ends_for_all_when_the_first_stream_has_no_mini_batch(open_session: Open, data_workers: int) -> None:
     """Of 20 samples virtual ranks 0 and 1 have 7, rank 2 has 6: the short mini-batches of two of them are left out."""
     session = open_session(num_ests=3)
@@ -145,9 +145,7 @@ def test_a_stream_without_the_protocol_is_refused_at_start_only_where_the_job_ma
         assert steps == [[bits(batch) for batch in step.values()] for step in expected]
         for step in session.steps(loader):
             list(step)
-            with pytest.raises(
-                UsageError, match=r"Plain cannot save its position.*state_dict\(\)"
-            ):
+            with pytest.raises(UsageError, match=r"Plain cannot save its position.*state_dict\(\)"):
                 loader.state_dict()
             break
     request.getfixturevalue("may_move")

@@ -69,8 +69,17 @@ def noticed(check: Callable[[], None]) -> Iterator[None]:
 def _on_child(number: int, frame: Any) -> None:
     if callable(_before):
         _before(number, frame)
-    if _waiter is not None:
+    if _waiter is not None and not _is_in_finalizer(frame):
         _waiter()
+
+
+def _is_in_finalizer(frame: Any) -> bool:
+    """Whether an exception raised now would be swallowed; PyTorch notices the death itself then, a little later."""
+    while frame is not None:
+        if frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def raise_if_dead(processes: list[Any]) -> None:

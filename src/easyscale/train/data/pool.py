@@ -7,7 +7,9 @@ long as the session and begin with the next epoch before this one ends.
 
 from __future__ import annotations
 
+import atexit
 import itertools
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -33,6 +35,16 @@ class Replacements:
             return False
         self.left -= 1
         return True
+
+
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """A script that ends in the middle of a loop leaves pools to the end of the interpreter, when little works."""
+    for pool in list(_pools):
+        pool.end()
 
 
 class Pool:
@@ -71,6 +83,7 @@ class Pool:
         self._is_over = True
         self.ahead: Any = None
         self.followers: dict[Any, Any] = {}
+        _pools.add(self)
 
     @property
     def is_lasting(self) -> bool:
