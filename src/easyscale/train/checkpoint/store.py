@@ -184,6 +184,8 @@ class CheckpointStore:
             path = write_checkpoint(draft, self.folder, last_sequence(self.folder) + 1, self._hook)
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the training
             return _failed(draft.global_step, self.folder, error)
+        finally:
+            draft.hashes.join()  # before its memory takes the next state
         written_s = time.perf_counter() - start
         reason = self._remove_old(path)
         return SaveResult(draft.global_step, path, reason, stalled_s, written_s, len(draft.data))
@@ -203,7 +205,7 @@ class CheckpointStore:
             others = [path for path in list_checkpoints(self.folder)[0] if path != newest]
             for path in others[self._keep - 1 :]:
                 remove_checkpoint(path, self._hook)
-        except (OSError, RefusedError) as error:
+        except Exception as error:  # noqa: BLE001 - as above
             return f"old checkpoints in {self.folder} could not be removed ({_cause(error)}): remove them by hand"
         self._hook("checkpoint.after_removal")
         return None

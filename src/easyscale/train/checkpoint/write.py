@@ -7,8 +7,8 @@ import hashlib
 import itertools
 import os
 import shutil
+import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +47,35 @@ POINTS = (
 )
 
 
+class Hashes(threading.Thread):
+    """Sums and hashes of a file, made while it is written.
+
+    It starts with the copy, in the caller's thread: a process that is about to end starts no more threads.
+    """
+
+    def __init__(self, data: memoryview, span_by_block: Mapping[str, tuple[int, int]]) -> None:
+        super().__init__(name="easyscale-checkpoint-hashes")
+        self._data = data
+        self._span_by_block = span_by_block
+        self.block_by_name: dict[str, StoredBlock] = {}
+        self.sums: list[str] = []
+        self._is_done = False
+        self.start()
+
+    def run(self) -> None:
+        for name, (begin, size) in self._span_by_block.items():
+            sha256 = hashlib.sha256(self._data[begin : begin + size]).hexdigest()
+            self.block_by_name[name] = StoredBlock(begin, size, sha256)
+        self.sums = sums_of(self._data, threads=1)
+        self._is_done = True
+
+    def wait(self) -> None:
+        """Until all is hashed."""
+        self.join()
+        if not self._is_done:
+            raise RuntimeError("the bytes could not be hashed")
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A job's state as it was, in memory that training does not touch."""
@@ -55,8 +84,8 @@ class Draft:
     global_step: int
     structure: Any
     entry_by_name: Mapping[str, TensorEntry]
-    span_by_block: Mapping[str, tuple[int, int]]
     data: memoryview
+    hashes: Hashes
 
     @classmethod
     def of(cls, state: JobState, buffer: HostBuffer) -> Draft:
@@ -68,25 +97,22 @@ class Draft:
         structure, layout = plan(state)
         spans = {block.name: (block.begin, block.num_bytes) for block in layout.blocks}
         data = buffer.take(layout)
-        return cls(state.facts, state.global_step, structure, layout.entry_by_name, spans, data)
+        return cls(state.facts, state.global_step, structure, layout.entry_by_name, data, Hashes(data, spans))
 
     def manifest(self, sequence: int) -> Manifest:
-        """Hashes all bytes."""
-        blocks = {
-            name: StoredBlock(begin, size, hashlib.sha256(self.data[begin : begin + size]).hexdigest())
-            for name, (begin, size) in self.span_by_block.items()
-        }
+        """What goes beside the file; waits until all is hashed."""
+        self.hashes.wait()
         return Manifest(
             sequence=sequence,
             global_step=self.global_step,
             facts=self.facts,
             versions=versions_now(),
             structure=self.structure,
-            block_by_name=blocks,
+            block_by_name=self.hashes.block_by_name,
             entry_by_name=self.entry_by_name,
             file_bytes=len(self.data),
             piece_bytes=PIECE_BYTES,
-            sums=sums_of(self.data, threads=1),
+            sums=self.hashes.sums,
         )
 
 
@@ -123,12 +149,9 @@ def write_checkpoint(draft: Draft, folder: Path, sequence: int, hook: Hook) -> P
 
 
 def _fill(partial: Path, draft: Draft, sequence: int, hook: Hook) -> None:
-    """Hashing and writing take about equally long, and neither needs the interpreter."""
     hook("checkpoint.before_write")
-    with ThreadPoolExecutor(1) as pool:
-        manifest = pool.submit(draft.manifest, sequence)
-        _write_file(partial / TENSORS_NAME, draft.data, lambda: hook("checkpoint.during_write"))
-        text = manifest.result().to_bytes()
+    _write_file(partial / TENSORS_NAME, draft.data, lambda: hook("checkpoint.during_write"))
+    text = draft.manifest(sequence).to_bytes()
     hook("checkpoint.before_manifest")
     _write_file(partial / MANIFEST_NAME, memoryview(text))
     sync_folder(partial)
