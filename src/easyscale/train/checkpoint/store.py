@@ -20,6 +20,7 @@ from easyscale.train.checkpoint.lock import FolderLock
 from easyscale.train.checkpoint.read import find_newest, last_sequence, list_checkpoints
 from easyscale.train.checkpoint.snapshot import HostBuffer
 from easyscale.train.checkpoint.state import Found, JobState, SaveResult
+from easyscale.train.checkpoint.sums import available_threads
 from easyscale.train.checkpoint.write import PARTIAL, REMOVED, Draft, Hook, plan, remove_checkpoint, write_checkpoint
 
 
@@ -91,7 +92,7 @@ class CheckpointStore:
         """
         start = time.perf_counter()
         self._join()
-        prepared = self._prepare(state)
+        prepared = self._prepare(state, threads=available_threads())
         if isinstance(prepared, SaveResult):
             return prepared
         return self._write(prepared, time.perf_counter() - start)
@@ -109,7 +110,7 @@ class CheckpointStore:
         if self.is_busy:
             return False
         self._join()
-        prepared = self._prepare(state)
+        prepared = self._prepare(state, threads=1)
         if isinstance(prepared, SaveResult):
             self._add(prepared)
             return True
@@ -164,14 +165,14 @@ class CheckpointStore:
         with self._guard:
             self._finished.append(result)
 
-    def _prepare(self, state: JobState) -> Draft | SaveResult:
+    def _prepare(self, state: JobState, threads: int) -> Draft | SaveResult:
         try:
             self.claim()
         except RefusedError as error:
             return _failed(state.global_step, self.folder, error)
         self._hook("checkpoint.before_copy")
         try:
-            draft = Draft.of(state, self._buffer)
+            draft = Draft.of(state, self._buffer, threads)
         except (OSError, MemoryError) as error:
             return _failed(state.global_step, self.folder, error)
         self._hook("checkpoint.after_copy")

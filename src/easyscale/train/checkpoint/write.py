@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import itertools
-import os
 import shutil
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,21 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from easyscale.train.checkpoint.blocks import FileLayout, TensorEntry, lay_out
+from easyscale.train.checkpoint.disk import sync_folder, write_file
 from easyscale.train.checkpoint.encode import encode
+from easyscale.train.checkpoint.hashes import Hashes
 from easyscale.train.checkpoint.manifest import (
     MANIFEST_NAME,
     TENSORS_NAME,
     Manifest,
-    StoredBlock,
     versions_now,
 )
 from easyscale.train.checkpoint.snapshot import HostBuffer
 from easyscale.train.checkpoint.state import JobFacts, JobState
-from easyscale.train.checkpoint.sums import PIECE_BYTES, sums_of
+from easyscale.train.checkpoint.sums import PIECE_BYTES
 
 PARTIAL = ".partial-"
 REMOVED = ".removed-"
-_WRITE_BYTES = 8 << 20
 
 Hook = Callable[[str], None]
 """Called with the name of each point that a save passes: tests stop or kill the process there."""
@@ -47,35 +43,6 @@ POINTS = (
 )
 
 
-class Hashes(threading.Thread):
-    """Sums and hashes of a file, made while it is written.
-
-    It starts with the copy, in the caller's thread: a process that is about to end starts no more threads.
-    """
-
-    def __init__(self, data: memoryview, span_by_block: Mapping[str, tuple[int, int]]) -> None:
-        super().__init__(name="easyscale-checkpoint-hashes")
-        self._data = data
-        self._span_by_block = span_by_block
-        self.block_by_name: dict[str, StoredBlock] = {}
-        self.sums: list[str] = []
-        self._is_done = False
-        self.start()
-
-    def run(self) -> None:
-        for name, (begin, size) in self._span_by_block.items():
-            sha256 = hashlib.sha256(self._data[begin : begin + size]).hexdigest()
-            self.block_by_name[name] = StoredBlock(begin, size, sha256)
-        self.sums = sums_of(self._data, threads=1)
-        self._is_done = True
-
-    def wait(self) -> None:
-        """Until all is hashed."""
-        self.join()
-        if not self._is_done:
-            raise RuntimeError("the bytes could not be hashed")
-
-
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A job's state as it was, in memory that training does not touch."""
@@ -88,8 +55,8 @@ class Draft:
     hashes: Hashes
 
     @classmethod
-    def of(cls, state: JobState, buffer: HostBuffer) -> Draft:
-        """Copy ``state``. The draft is valid until ``buffer`` takes another.
+    def of(cls, state: JobState, buffer: HostBuffer, threads: int) -> Draft:
+        """Copy ``state``, and begin to hash it in ``threads``. The draft is valid until ``buffer`` takes another.
 
         Raises:
             RefusedError: something in it could not come back as it is.
@@ -97,22 +64,21 @@ class Draft:
         structure, layout = plan(state)
         spans = {block.name: (block.begin, block.num_bytes) for block in layout.blocks}
         data = buffer.take(layout)
-        return cls(state.facts, state.global_step, structure, layout.entry_by_name, data, Hashes(data, spans))
+        return cls(state.facts, state.global_step, structure, layout.entry_by_name, data, Hashes(data, spans, threads))
 
     def manifest(self, sequence: int) -> Manifest:
         """What goes beside the file; waits until all is hashed."""
-        self.hashes.wait()
         return Manifest(
             sequence=sequence,
             global_step=self.global_step,
             facts=self.facts,
             versions=versions_now(),
             structure=self.structure,
-            block_by_name=self.hashes.block_by_name,
+            block_by_name=self.hashes.blocks(),
             entry_by_name=self.entry_by_name,
             file_bytes=len(self.data),
             piece_bytes=PIECE_BYTES,
-            sums=self.hashes.sums,
+            sums=self.hashes.sums(),
         )
 
 
@@ -150,39 +116,11 @@ def write_checkpoint(draft: Draft, folder: Path, sequence: int, hook: Hook) -> P
 
 def _fill(partial: Path, draft: Draft, sequence: int, hook: Hook) -> None:
     hook("checkpoint.before_write")
-    _write_file(partial / TENSORS_NAME, draft.data, lambda: hook("checkpoint.during_write"))
+    write_file(partial / TENSORS_NAME, draft.data, lambda: hook("checkpoint.during_write"))
     text = draft.manifest(sequence).to_bytes()
     hook("checkpoint.before_manifest")
-    _write_file(partial / MANIFEST_NAME, memoryview(text))
+    write_file(partial / MANIFEST_NAME, memoryview(text))
     sync_folder(partial)
-
-
-def _write_file(path: Path, data: memoryview, half_way: Callable[[], None] = lambda: None) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
-        _write_all(fd, data[: len(data) // 2])
-        half_way()
-        _write_all(fd, data[len(data) // 2 :])
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _write_all(fd: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(fd, data[:_WRITE_BYTES]) :]
-
-
-def sync_folder(folder: Path) -> None:
-    """Make names in ``folder`` survive a loss of power."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system without it
-            raise
-    finally:
-        os.close(fd)
 
 
 def _free_name(folder: Path, global_step: int) -> Path:
