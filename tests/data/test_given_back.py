@@ -83,10 +83,23 @@ def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
 
-def test_data_workers_end_with_the_session_though_an_exception_holds_the_loop(open_session: Open) -> None:
+@pytest.mark.parametrize("rng", ["stepwise", "ddp"])
+def test_data_workers_end_with_the_session_though_a_traceback_holds_the_loop(open_session: Open, rng: str) -> None:
+    session = open_session(num_ests=1, rng=rng)
+    loader = session.prepare(DataLoader(Where(80), 4, num_workers=1, persistent_workers=True))
+    with pytest.raises(ValueError, match="sample 77") as caught:
+        for step in session.steps(loader):
+            list(step)
+    assert len(multiprocessing.active_children()) == 1
+    session.close()
+    assert not multiprocessing.active_children()
+    assert caught.tb is not None
+
+
+def test_data_workers_end_with_the_session_though_the_loop_is_held(open_session: Open) -> None:
     session = open_session(num_ests=2)
     loader = session.prepare(DataLoader(Noisy(), 2, num_workers=2))
-    steps = iter(session.steps(loader))  # held, as by the traceback of an exception in the loop's body
+    steps = iter(session.steps(loader))
     list(next(steps))
     assert len(multiprocessing.active_children()) == 2
     session.close()
