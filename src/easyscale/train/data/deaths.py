@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from multiprocessing.connection import wait
 from typing import Any
 
+from torch.utils.data._utils import signal_handling
+
 _LAST_WORDS_S = 0.5
 """How long the end of a process may take to show, after its connection has broken."""
 
@@ -33,17 +35,18 @@ class WorkerEndedError(Exception):
 def starting() -> Iterator[None]:
     """Around the start of data workers, which may set PyTorch's handler; ``release`` undoes it."""
     global _torchs, _before, _pools
-    before = signal.getsignal(signal.SIGCHLD)
     _pools += 1
+    if threading.current_thread() is threading.main_thread():
+        before = signal.getsignal(signal.SIGCHLD)
+        # first PyTorch's, so that it does not come in between while data workers start
+        signal_handling._set_SIGCHLD_handler()
+        now = signal.getsignal(signal.SIGCHLD)
+        if now is not before:
+            _torchs = now
+        if before is not _on_child:
+            _before = signal.SIG_DFL if before is _torchs else before
+        signal.signal(signal.SIGCHLD, _on_child)
     yield
-    if threading.current_thread() is not threading.main_thread():
-        return
-    now = signal.getsignal(signal.SIGCHLD)
-    if now is not before:
-        _torchs = now
-    if before is not _on_child:
-        _before = signal.SIG_DFL if before is _torchs else before
-    signal.signal(signal.SIGCHLD, _on_child)
 
 
 def release() -> None:
