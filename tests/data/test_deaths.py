@@ -19,6 +19,8 @@ from easyscale.core.errors import DataError
 pytestmark = [
     pytest.mark.timeout(60),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    # a death may be raised in a finalizer, where Python only prints it; it is noticed again a moment later
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 KILLED = r"a data worker \(pid \d+\) was ended by SIGKILL"
 

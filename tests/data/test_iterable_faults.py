@@ -25,6 +25,8 @@ from easyscale.train.data.share import can_save
 pytestmark = [
     pytest.mark.timeout(60),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    # a death may be raised in a finalizer, where Python only prints it; it is noticed again a moment later
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
 
