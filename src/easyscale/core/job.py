@@ -84,3 +84,21 @@ class WatchSpec:
     digests: bool = False
     dump_step: int | None = None
     dump_path: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A worker fails on purpose at a named point (``train/process/faults.py``).
+
+    Attributes:
+        action: "kill" (SIGKILL), "stop" (SIGSTOP: it hangs), "exit" or "term" (SIGTERM).
+        step: only in this global step; None: the first time that the point is reached.
+        worker_rank: only this worker; None: every one.
+        virtual_rank: only the worker that hosts it.
+    """
+
+    point: str
+    action: str = "kill"
+    step: int | None = None
+    worker_rank: int | None = None
+    virtual_rank: int | None = None

@@ -63,10 +63,16 @@ def open_job(context: WorkerContext, asked: Mapping[str, Any], device: str | Non
     store = _store(context)
     channel = None
     if store is not None:
-        group = join_group(
-            dist.PrefixStore("easyscale", store), worker, placement.num_workers, chosen, is_local=_is_local(context)
+        meeting = dist.PrefixStore("easyscale", store)
+        channel = Channel(
+            lambda: join_group(meeting, worker, placement.num_workers, chosen, is_local=_is_local(context)),
+            worker,
+            placement.num_workers,
+            chosen,
+            spec.threads,
+            is_elastic=context.mailbox is not None,
         )
-        channel = Channel(group, worker, placement.num_workers, chosen, spec.threads)
+        channel.open()
     if spec.backend == "ddp":
         turns: Turns | PlainTurns = _plain(spec, placement, worker, store, chosen)
     else:

@@ -152,7 +152,7 @@ class Prepared:
         tensors = [tensor for module in modules for tensor in [*module.parameters(), *module.buffers()]]
         root = self._job.placement.worker_of(0)
         if tensors:
-            channel.call(lambda: channel.broadcast(tensors, root))
+            channel.broadcast(tensors, root)
 
     def state(self) -> dict[str, Any]:
         """Every parameter, buffer and optimizer value by name, as it is now (not copied)."""

@@ -32,13 +32,22 @@ class ModuleBuffers:
     def __init__(self, module: nn.Module, ranks: tuple[int, ...], *, is_shared: bool) -> None:
         self._module = module
         self._is_shared = is_shared
-        self._is_root = 0 in ranks  # all others are given what they hold
-        # alone means: nothing to switch, the module itself holds the one EST's buffers (or those of rank 0)
-        self._is_alone = ranks == (0,) or (is_shared and len(ranks) == 1)
+        self.move(ranks, may_repeat=False)
         self._parts: list[nn.Module] = []
         self._start: Snapshot = []
         self._kept: dict[int, Snapshot] = {}
         self._versions: list[tuple[int, int]] = []
+
+    def move(self, ranks: tuple[int, ...], *, may_repeat: bool) -> None:
+        """This worker runs these ESTs from now on.
+
+        Args:
+            may_repeat: a pass may have to be done again after it has changed buffers.
+        """
+        self._is_root = 0 in ranks  # all others are given what they hold
+        # alone means: nothing to switch, the module itself holds the one EST's buffers (or those of rank 0)
+        is_one = ranks == (0,) or (self._is_shared and len(ranks) == 1)
+        self._is_alone = is_one and not may_repeat
 
     def begin_pass(self) -> None:
         """Remember what every EST of this pass starts from."""

@@ -214,8 +214,3 @@ def _all_to_all(channel: Channel, output: Tensor, source: Tensor, received: list
     to_others = sum(size for worker, size in enumerate(sent) if worker != channel.rank)
     channel.gradient_bytes += to_others * source.element_size()
 
-
-def any_true(channel: Channel, value: bool) -> bool:
-    """Whether any worker says so."""
-    count: Any = channel.sum(torch.tensor([int(value)], dtype=torch.int32, device=channel.device))
-    return bool(count.item())

@@ -1,0 +1,67 @@
+"""The mini-batches of one loop over global steps, whichever ESTs this worker runs. Runs in the worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from easyscale.train.context.rng import RngPolicy
+from easyscale.train.data.loader import ElasticLoader
+from easyscale.train.data.streams import Stream
+from easyscale.train.step import Counter
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderSource:
+    """A prepared loader.
+
+    Attributes:
+        per_turn: mini-batches of each EST in a step.
+        rng: switches to an EST's random stream where ESTs carry theirs; else None.
+        agree: the least of what all workers say.
+    """
+
+    loader: ElasticLoader
+    per_turn: int
+    rng: RngPolicy | None
+    agree: Callable[[int], int]
+
+    def open(self, ranks: tuple[int, ...], start: int) -> Stream:
+        """``start`` is where the loader's own position says."""
+        return self.loader.open(ranks, self.per_turn, self.rng, self.agree)
+
+    def move(self, stream: Stream, ranks: tuple[int, ...], number: int, by_rank: dict[int, Any]) -> Stream:
+        """The same mini-batches for other ESTs, from ``number`` on."""
+        return self.loader.move(stream, ranks, number, self.per_turn, self.rng, self.agree, by_rank)
+
+    def close(self, stream: Stream) -> None:
+        self.loader.close_stream(stream)
+
+    def count(self) -> int:
+        """Global steps."""
+        return -(-len(self.loader) // self.per_turn)
+
+
+@dataclass(frozen=True, slots=True)
+class CountedSource:
+    """A number of steps without a loader."""
+
+    steps: int
+    per_turn: int
+
+    def open(self, ranks: tuple[int, ...], start: int) -> Stream:
+        return Counter(self.steps * self.per_turn, start)
+
+    def move(self, stream: Stream, ranks: tuple[int, ...], number: int, by_rank: dict[int, Any]) -> Stream:
+        return Counter(self.steps * self.per_turn, number)
+
+    def close(self, stream: Stream) -> None:
+        return
+
+    def count(self) -> int:
+        """Global steps."""
+        return self.steps
+
+
+Source = LoaderSource | CountedSource
