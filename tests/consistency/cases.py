@@ -6,6 +6,7 @@ what only one form can say, or what needs a line of its own.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import threading
@@ -23,7 +24,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, WeightedRandomSampler
 
 import easyscale
-from consistency import odd
+from consistency import loading, odd
 from consistency.recipes import (
     RECIPES,
     SEED,
@@ -67,6 +68,7 @@ def run(
     epochs: int,
     overrides: Mapping[str, Any],
     options: Options,
+    may_move: bool = False,
 ) -> dict[str, Any]:
     """Be one worker of a job that runs ``case``.
 
@@ -84,6 +86,7 @@ def run(
             store_path=store_path,
             overrides=overrides,
             is_num_ests_explicit=True,
+            may_move=may_move,
             observer=watcher,
         )
     )
@@ -99,6 +102,7 @@ def run(
     for thread in set(threading.enumerate()) - threads:
         thread.join(timeout=2.0)  # those of a loader's queues end by themselves, but not at once
     assert_unchanged(before, surroundings())
+    assert not multiprocessing.active_children(), "the session left data workers"
     return {"steps": watcher.steps, "scalars": watcher.scalars, "returned": returned, "bytes_sent": bytes_sent}
 
 
@@ -502,12 +506,14 @@ TWO_LOOP: dict[str, Callable[[int, Options], Any]] = {
     "two_models": two_models,
     "traffic": traffic,
     **odd.SCRIPTS,
+    **loading.SCRIPTS,
 }
 DROP_IN: dict[str, Callable[[int, Options], Any]] = {
     "gan": gan_drop_in,
     "mixed_precision": mixed_precision_drop_in,
     "averaged_model": averaged_model_drop_in,
     "two_models": two_models_drop_in,
+    **loading.FLAT,
 }
 
 

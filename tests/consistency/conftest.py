@@ -31,6 +31,7 @@ class Jobs:
         *,
         epochs: int = 2,
         overrides: Mapping[str, Any] | None = None,
+        may_move: bool = False,
         **options: Any,
     ) -> Run:
         """Run ``case`` on ``placement``; all workers must agree."""
@@ -42,6 +43,7 @@ class Jobs:
             "epochs": epochs,
             "overrides": overrides or {},
             "options": options,
+            "may_move": may_move,
         }
         workers = placement.count("|") + 1
         runs = self.fleet.call("consistency.cases:run", [{"worker_rank": w, **shared} for w in range(workers)])

@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from easyscale.train.context.rng import seed_all
+from easyscale.core.errors import UsageError
+from easyscale.train.context.rng import RngState, capture, seed_all
 from easyscale.train.reduce.channel import TIMEOUT
 from easyscale.train.reduce.layout import DdpOptions
 from easyscale.train.runtime import NullObserver, Observer
@@ -47,6 +48,12 @@ class NoSwitch:
 
     def end_pass(self, global_step: int, pass_index: int) -> None:
         return
+
+    def state_of(self, virtual_rank: int) -> RngState | None:
+        return capture(torch.device("cpu"))
+
+    def put(self, virtual_rank: int, state: RngState | None) -> None:
+        raise UsageError("plain DDP, the reference, starts at the beginning")
 
 
 class PlainTurns:

@@ -52,7 +52,7 @@ class Counter:
     def refetch(self, virtual_rank: int, number: int) -> int:
         return virtual_rank
 
-    def state(self) -> dict[str, Any]:
+    def state(self, *, is_over: bool) -> dict[str, Any]:
         return {}
 
     def close(self) -> None:

@@ -64,12 +64,12 @@ _FRESH_TENSOR = torch.from_numpy(_FRESH)
 _FRESH_WORDS = _FRESH[_TEMPLATE_OFFSET : _TEMPLATE_OFFSET + 8 * _STATE_WORDS].view(np.uint64)
 
 
-def torch_state(material: bytes) -> torch.Tensor:
+def torch_state(material: bytes | np.ndarray[Any, np.dtype[np.uint32]]) -> torch.Tensor:
     """State of a CPU generator whose 624 words are ``material``; valid until the next call.
 
     The state right after ``manual_seed`` says "no word used yet": only the words themselves are replaced.
     """
-    _FRESH_WORDS[:] = np.frombuffer(material, dtype="<u4")
+    _FRESH_WORDS[:] = np.frombuffer(material, dtype="<u4") if isinstance(material, bytes) else material
     return _FRESH_TENSOR
 
 
@@ -109,6 +109,12 @@ class RngPolicy(Protocol):
 
     def end_pass(self, global_step: int, pass_index: int) -> None: ...
 
+    def state_of(self, virtual_rank: int) -> RngState | None:
+        """The stream that an EST carries, between its turns; None if it carries none."""
+
+    def put(self, virtual_rank: int, state: RngState | None) -> None:
+        """Let an EST go on from ``state``."""
+
 
 class Stepwise:
     """``rng="stepwise"``: a turn's numbers depend on (seed, virtual rank, global step, pass) alone."""
@@ -127,6 +133,12 @@ class Stepwise:
 
     def end_pass(self, global_step: int, pass_index: int) -> None:
         self._seeder("job", global_step, pass_index)
+
+    def state_of(self, virtual_rank: int) -> RngState | None:
+        return None
+
+    def put(self, virtual_rank: int, state: RngState | None) -> None:
+        return
 
 
 class Carried:
@@ -153,3 +165,10 @@ class Carried:
 
     def end_pass(self, global_step: int, pass_index: int) -> None:
         restore(self._outside, self._device)
+
+    def state_of(self, virtual_rank: int) -> RngState | None:
+        return self._state_by_rank[virtual_rank]
+
+    def put(self, virtual_rank: int, state: RngState | None) -> None:
+        assert state is not None
+        self._state_by_rank[virtual_rank] = state

@@ -35,13 +35,18 @@ def elastic(
             f"the iterable dataset {name} cannot save its position, but the job may rescale or write checkpoints: give "
             "it state_dict() and load_state_dict() (torchdata's protocol), or run it on a fixed number of workers"
         )
+    if order.is_stream and spec.rng == "ddp" and loader.num_workers and loader.persistent_workers:
+        raise RefusedError(
+            f'with rng="ddp" the iterable dataset {name} is copied for each epoch, which persistent data workers would '
+            'not see: use persistent_workers=False, or rng="stepwise"'
+        )
     if order.is_stream and may_move and spec.rng == "ddp" and loader.num_workers:
         raise RefusedError(
             f'with rng="ddp" the position of the iterable dataset {name} cannot be kept in {loader.num_workers} data '
             'workers, but the job may rescale or write checkpoints: use num_workers=0, or rng="stepwise"'
         )
     dataset = _by_key(loader, order, spec.seed)
-    return ElasticLoader(loader, order, number, spec.seed, host, dataset, replacements, may_move=may_move)
+    return ElasticLoader(loader, order, number, spec, host, dataset, replacements, may_move=may_move)
 
 
 def _by_key(base: DataLoader[Any], order: LoaderOrder, seed: int) -> SeededDataset | PulledDataset:

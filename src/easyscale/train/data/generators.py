@@ -1,9 +1,10 @@
-"""The three generators that a dataset draws from, one by one: was it drawn from, set it from a key, put it back.
+"""The three generators that a dataset draws from, one by one: was it drawn from, set its words, put it back.
 
-Runs in the worker and in data worker processes. Asking "was it drawn from" must cost next to nothing, since it is asked
-for every mini-batch, but Python's and NumPy's generators give their state only as a copy that takes longer than a small
-mini-batch. Both are a Mersenne Twister with its words and its position in memory. Whether they lie where we think is
-tried out first, and where they do not the slow way is taken.
+Runs in the worker and in data worker processes. All three are a Mersenne Twister. Asking "was it drawn from" must cost
+next to nothing, since it is asked for every mini-batch, and so must setting one, which is done for every sample; but
+what Python and NumPy offer for it takes longer than loading a small sample, and a tenth of a large one where that has
+emptied the caches. So both are read and written where they lie in memory. Whether that is where we think is tried out
+first, and where it is not the slow way is taken, to the same effect.
 """
 
 from __future__ import annotations
@@ -11,29 +12,33 @@ from __future__ import annotations
 import ctypes
 import functools
 import random
+import struct
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from easyscale.core.errors import UsageError
 from easyscale.train.context.rng import torch_state
 
-_WORDS = 624
-_STATE_BYTES = 4 * _WORDS + 4  # and the position
-_MARK_BYTES = 12  # two words and the position: the words change when all have been used and the position begins anew
+WORDS = 624
+_MARK_WORDS = 2  # beside the position: all words change when all have been used and the position begins anew
+
+Words = NDArray[np.uint32]
 
 
 class Generator(Protocol):
     """One of the process's generators."""
 
-    material: int
-    """Bytes that ``seed`` takes."""
+    lane: int
+    """Which of a key's words it takes."""
 
     def mark(self) -> Any:
         """Something that differs once the generator has been drawn from or set."""
 
-    def seed(self, material: bytes) -> None: ...
+    def seed(self, words: Words) -> None:
+        """Set its words, none of them used yet."""
 
     def capture(self) -> Any:
         """The state, cheaply, for ``restore``."""
@@ -44,102 +49,91 @@ class Generator(Protocol):
 class _Python:
     """``random``: in memory the position comes first."""
 
-    material = 32
+    lane = 0
 
     def __init__(self) -> None:
         self._generator: Any = getattr(random.random, "__self__", None)
-        self._address = _address_in(self._generator)
+        self._memory = _memory_of_python(self._generator)
 
     def mark(self) -> Any:
-        if self._address is None:
+        if self._memory is None:
             return random.getstate()
-        return ctypes.string_at(self._address, _MARK_BYTES), self._generator.gauss_next
+        return self._memory[: 1 + _MARK_WORDS].tobytes(), self._generator.gauss_next
 
-    def seed(self, material: bytes) -> None:
-        random.seed(int.from_bytes(material, "little"))
+    def seed(self, words: Words) -> None:
+        if self._memory is None:
+            random.setstate((random.Random.VERSION, (*words.tolist(), WORDS), None))
+            return
+        self._memory[0] = WORDS
+        self._memory[1:] = words
+        self._generator.gauss_next = None
 
     def capture(self) -> Any:
-        if self._address is None:
+        if self._memory is None:
             return random.getstate()
-        return ctypes.string_at(self._address, _STATE_BYTES), self._generator.gauss_next
+        return self._memory.copy(), self._generator.gauss_next
 
     def restore(self, state: Any) -> None:
-        if self._address is not None:
-            raw, gauss_next = state
-            position, *words = np.frombuffer(raw, dtype=np.uint32).tolist()
-            state = (random.Random.VERSION, (*words, position), gauss_next)
-        random.setstate(state)
+        if self._memory is None:
+            random.setstate(state)
+        else:
+            self._memory[:], self._generator.gauss_next = state
 
 
 class _Numpy:
-    """``numpy.random``: in memory the position comes last.
+    """``numpy.random``: in memory the position comes last, and half of a pair of normal numbers lies elsewhere."""
 
-    Half of a pair of normal numbers may be left over and drawn without moving the position. Only a full copy of the
-    state tells of it, which is made only where the position has moved since nothing was left.
-    """
-
-    material = 32
+    lane = 1
 
     def __init__(self) -> None:
         self._get: Any = getattr(np.random, "get_bit_generator", None)
         self._generator: Any = None if self._get is None else self._get()
-        self._address = self._find()
-        self._clean: bytes | None = None
+        self._memory: Any = _memory_of_numpy(self._generator)
+        self._left_over: Any = _left_over_of_numpy()
 
-    def _find(self) -> int | None:
-        if type(self._generator).__name__ != "MT19937":
-            return None
-        address: int = self._generator.ctypes.state_address
-        state: Any = np.random.get_state()
-        words, position = state[1:3]
-        found = np.frombuffer(ctypes.string_at(address, _STATE_BYTES), dtype=np.uint32).tolist()
-        return address if found == [*words.tolist(), position] else None
-
-    def _has_left_over(self) -> bool:
-        if self._address is None:
-            return True
+    def _is_in_reach(self) -> bool:
+        if self._memory is None or self._left_over is None:
+            return False
         if self._get() is not self._generator:
             raise UsageError("np.random.set_bit_generator was called while data is loaded: call it before the session")
-        here = ctypes.string_at(self._address + _STATE_BYTES - _MARK_BYTES, _MARK_BYTES)
-        if here == self._clean:
-            return False
-        state: Any = np.random.get_state()
-        has_left_over = bool(state[3])
-        self._clean = None if has_left_over else here
-        return has_left_over
+        return True
 
     def mark(self) -> Any:
-        if not self._has_left_over():
-            return self._clean
-        state: Any = np.random.get_state()
-        return state[1].tobytes(), state[2:]
+        if not self._is_in_reach():
+            state: Any = np.random.get_state()
+            return state[1].tobytes(), state[2:]
+        return self._memory[-1 - _MARK_WORDS :].tobytes(), self._left_over.tobytes()
 
-    def seed(self, material: bytes) -> None:
-        np.random.seed(np.frombuffer(material, dtype="<u4"))
+    def seed(self, words: Words) -> None:
+        if not self._is_in_reach():
+            np.random.set_state(("MT19937", words, WORDS, 0, 0.0))
+            return
+        self._memory[:-1] = words
+        self._memory[-1] = WORDS
+        self._left_over[:] = 0
 
     def capture(self) -> Any:
-        if self._has_left_over():
+        if not self._is_in_reach():
             return np.random.get_state()
-        assert self._address is not None
-        return ctypes.string_at(self._address, _STATE_BYTES)
+        return self._memory.copy(), self._left_over.copy()
 
     def restore(self, state: Any) -> None:
-        if isinstance(state, bytes):
-            numbers = np.frombuffer(state, dtype=np.uint32)
-            state = ("MT19937", numbers[:-1], int(numbers[-1]), 0, 0.0)
-        np.random.set_state(state)
+        if not self._is_in_reach():
+            np.random.set_state(state)
+            return
+        self._memory[:], self._left_over[:] = state
 
 
 class _Torch:
     """PyTorch's generator of the CPU."""
 
-    material = 4 * _WORDS
+    lane = 2
 
     def mark(self) -> Any:
         return torch.get_rng_state().numpy().tobytes()
 
-    def seed(self, material: bytes) -> None:
-        torch.set_rng_state(torch_state(material))
+    def seed(self, words: Words) -> None:
+        torch.default_generator.set_state(torch_state(words))
 
     def capture(self) -> Any:
         return torch.get_rng_state()
@@ -161,11 +155,46 @@ def device_mark() -> Any:
     return torch.cuda.default_generators[torch.cuda.current_device()].get_offset()
 
 
-def _address_in(generator: Any) -> int | None:
-    """Where CPython's ``Random`` keeps its position, followed by its words; None if not where it always was."""
-    if type(generator) is not random.Random or random.Random.__basicsize__ < object.__basicsize__ + _STATE_BYTES:
+def _at(address: int, words: int) -> Words:
+    """What lies in memory there, to read and to write."""
+    return np.ctypeslib.as_array((ctypes.c_uint32 * words).from_address(address))
+
+
+def _memory_of_python(generator: Any) -> Words | None:
+    """CPython's ``Random``: its position, followed by its words; None if they are not where they always were."""
+    size = object.__basicsize__ + 4 * (1 + WORDS)
+    if type(generator) is not random.Random or random.Random.__basicsize__ < size:
         return None
-    address = id(generator) + object.__basicsize__
+    memory = _at(id(generator) + object.__basicsize__, 1 + WORDS)
     words = generator.getstate()[1]  # and then the position
-    found = np.frombuffer(ctypes.string_at(address, _STATE_BYTES), dtype=np.uint32).tolist()
-    return address if found == [words[-1], *words[:-1]] else None
+    return memory if memory.tolist() == [words[-1], *words[:-1]] else None
+
+
+def _memory_of_numpy(generator: Any) -> Words | None:
+    """NumPy's words, followed by the position."""
+    if type(generator).__name__ != "MT19937":
+        return None
+    memory = _at(generator.ctypes.state_address, WORDS + 1)
+    state: Any = np.random.get_state()
+    return memory if memory.tolist() == [*state[1].tolist(), state[2]] else None
+
+
+def _left_over_of_numpy() -> Words | None:
+    """Whether NumPy has a normal number left over, and which: a C ``int``, four bytes of nothing, a ``double``.
+
+    Where they lie in a ``RandomState`` is seen by giving one of our own a number left over.
+    """
+    ours, theirs = np.random.RandomState(0), getattr(np.random.get_state, "__self__", None)
+    if type(theirs) is not np.random.RandomState:
+        return None
+    state: Any = ours.get_state()
+    number, size = 1.2345678901234567, np.random.RandomState.__basicsize__
+    ours.set_state((*state[:3], 1, number))
+    there = ctypes.string_at(id(ours), size).find(struct.pack("d", number))
+    if there < 8 or there % 8:
+        return None
+    mine = _at(id(ours) + there - 8, 4)
+    seen = [int(mine[0])]
+    ours.set_state((*state[:3], 0, 0.0))
+    seen.append(int(mine[0]))
+    return _at(id(theirs) + there - 8, 4) if seen == [1, 0] and not mine[2:].any() else None

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
+import pickle
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from easyscale.core.errors import RefusedError, UsageError
-from easyscale.train.context.rng import RngPolicy
+from easyscale.train.context.rng import RngPolicy, capture, restore
 from easyscale.train.data.position import Progress
 from easyscale.train.data.pulling import Pull, Pulled
-from easyscale.train.data.rank_streams import generator_of_rank
 from easyscale.train.data.rebuild import rebuild
+from easyscale.train.data.seeding import CPU
 from easyscale.train.data.share import Share
 from easyscale.train.data.streams import Course
 
@@ -98,7 +99,7 @@ class IterableStream:
         while True:
             for place, rank in enumerate(ranks):
                 is_first = number == self._course.start
-                saved = self._saved.get(rank) if is_first else None
+                saved = pickle.dumps(self._saved[rank]) if is_first and rank in self._saved else None
                 loader, epoch = self._loader.number, self._course.epoch
                 yield [Pull(self._use, loader, epoch, number, rank, place % workers, is_first, saved)]
             for _ in range(-len(ranks) % workers):
@@ -134,8 +135,8 @@ class IterableStream:
             is_over = all(one.is_over for _, one in pulled)
             number += 1
 
-    def state(self) -> dict[str, Any]:
-        return kept(self._loader, self._states)
+    def state(self, *, is_over: bool) -> dict[str, Any]:
+        return {} if is_over else kept(self._loader, self._states)
 
     def close(self) -> None:
         self._loader.give_back(self._use, self._pool)
@@ -152,7 +153,7 @@ def kept(loader: ElasticLoader, states: dict[int, Any]) -> dict[str, Any]:
             f"the iterable dataset {type(loader.base.dataset).__name__} has no state_dict() and load_state_dict(), so "
             "its position cannot be kept in the middle of an epoch: give it both (torchdata's protocol)"
         )
-    return {"ranks": dict(states)}
+    return {"ranks": {rank: pickle.loads(s) if isinstance(s, bytes) else s for rank, s in states.items()}}
 
 
 class RankIterables:
@@ -161,24 +162,38 @@ class RankIterables:
     draws_from_est = False  # it is read ahead, and switches to the EST's stream for that
 
     def __init__(
-        self, loader: ElasticLoader, course: Course, agree: Agree, saved: dict[str, Any] | None, rng: RngPolicy
+        self,
+        loader: ElasticLoader,
+        course: Course,
+        agree: Agree,
+        saved: dict[str, Any] | None,
+        rng: RngPolicy,
+        *,
+        is_running: bool,
     ) -> None:
         self._loader = loader
         self._rng = rng
-        self._states: dict[int, Any] = dict((saved or {}).get("ranks", {}))
+        by_rank = {rank: state for rank, state in (saved or {}).get("ranks", {}).items() if rank in course.ranks}
+        for rank, state in by_rank.items():
+            rng.put(rank, state["est"])
+        self._states: dict[int, Any] = by_rank if course.start else {}
         self.progress = Progress(course.ranks, course.start)
         self.length = loader.order.num_batches()
         self._shares: dict[int, Share] = {}
         self._batches: dict[int, Iterator[Any]] = {}
         self._ahead = Ahead(course.ranks, self._read, agree)
+        self._before: tuple[int, dict[int, Any]] = (-1, {})
         base, num_ests = loader.base, loader.order.num_ests
         for rank in course.ranks:
             self._shares[rank] = Share(base.dataset, rank, num_ests, course.epoch, self._states.get(rank))
-            self._within(rank, functools.partial(self._open, rank))
+            self._within(rank, functools.partial(self._open, rank, is_running=is_running))
 
-    def _open(self, rank: int) -> None:
-        base = self._loader.base
-        self._batches[rank] = iter(rebuild(base, self._shares[rank], None, generator=generator_of_rank(base)))
+    def _open(self, rank: int, *, is_running: bool) -> None:
+        generator = self._loader.generator_of(rank)
+        now = capture(CPU)
+        self._batches[rank] = iter(rebuild(self._loader.base, self._shares[rank], None, generator=generator))
+        if is_running:  # what a DataLoader draws for every epoch was drawn when this one began
+            restore(now, CPU)
 
     def _within(self, rank: int, call: Callable[[], Any]) -> Any:
         """``call`` in the random stream of an EST."""
@@ -201,6 +216,7 @@ class RankIterables:
         return pulled
 
     def upcoming(self, first: int, most: int) -> range:
+        self._before = (first, {rank: self._rng.state_of(rank) for rank in self._shares})
         return self._ahead.load(first, most)
 
     def fetch(self, virtual_rank: int, number: int) -> Any:
@@ -212,8 +228,15 @@ class RankIterables:
     def refetch(self, virtual_rank: int, number: int) -> Any:
         return self._ahead.get(virtual_rank, number).batch
 
-    def state(self) -> dict[str, Any]:
-        return kept(self._loader, self._states)
+    def state(self, *, is_over: bool) -> dict[str, Any]:
+        # what was read ahead and not handed out does not count
+        first, before = self._before
+        is_ahead = not is_over and first == self.progress.number
+        ests = {rank: {"est": before[rank] if is_ahead else self._rng.state_of(rank)} for rank in self._shares}
+        if is_over:
+            return {"ranks": ests}
+        streams = kept(self._loader, self._states)["ranks"]
+        return {"ranks": {rank: {**streams.get(rank, {}), **est} for rank, est in ests.items()}}
 
     def close(self) -> None:
         self._batches.clear()

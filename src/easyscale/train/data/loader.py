@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -9,13 +10,14 @@ import torch
 from torch.utils.data import DataLoader
 
 from easyscale.core.errors import RefusedError, UsageError
+from easyscale.core.job import JobSpec
 from easyscale.train.context.rng import RngPolicy, capture, restore
 from easyscale.train.data.iterable import Agree, IterableStream, RankIterables, evaluation_pulls
 from easyscale.train.data.plan import EpochPlan, LoaderOrder
 from easyscale.train.data.pool import Pool, Replacements
 from easyscale.train.data.position import Position, load_sampler_state, sampler_state
 from easyscale.train.data.pulling import PulledDataset
-from easyscale.train.data.rank_streams import RankLoader, RankStreams
+from easyscale.train.data.rank_streams import RankLoader, RankStreams, generator_of_rank
 from easyscale.train.data.seeding import SeededDataset, as_loaded, seeder
 from easyscale.train.data.streams import Course, SharedStream, Stream, evaluation_batches
 
@@ -48,7 +50,7 @@ class ElasticLoader:
         base: DataLoader[Any],
         order: LoaderOrder,
         number: int,
-        seed: int,
+        spec: JobSpec,
         host: LoaderHost,
         dataset: SeededDataset | PulledDataset,
         replacements: int,
@@ -58,7 +60,8 @@ class ElasticLoader:
         self.base = base
         self.order = order
         self.number = number
-        self.seed = seed
+        self.seed = spec.seed
+        self._spec = spec
         self._host = host
         self._replacements = Replacements(replacements)
         self._may_move = may_move
@@ -67,11 +70,14 @@ class ElasticLoader:
         self._iterations = 0
         self._resumed: Position | None = None
         self._running: Stream | None = None
+        self._last: Stream | None = None
         self._running_epoch = 0
         self._sampler_before: dict[str, Any] | None = None
         self._dataset = dataset
         self._idle: dict[str, Pool] = {}
+        self._busy: list[Pool] = []
         self._loader_by_rank: dict[int, RankLoader] = {}
+        self._generator_by_rank: dict[int, torch.Generator | None] = {}
         self._plan: tuple[int, EpochPlan] | None = None
 
     def __len__(self) -> int:
@@ -114,7 +120,7 @@ class ElasticLoader:
             epoch=None if running is None else self._running_epoch,
             number=0 if running is None else running.progress.number,
             sampler=sampler_state(self.order.sampler) if running is None else self._sampler_before,
-            stream={} if running is None else running.state(),
+            stream={} if self._last is None else self._last.state(is_over=running is None),
             facts=self._facts(),
         ).to_dict()
 
@@ -143,6 +149,9 @@ class ElasticLoader:
             "shuffle": order.is_shuffled,
             "drop_last": [order.drop_last, order.drop_uneven],
             "sampler": type(order.sampler).__name__,
+            "rng": self._spec.rng,
+            # otherwise it shows in no mini-batch
+            "num_workers": self.base.num_workers if self._spec.rng == "ddp" else None,
         }
 
     # -- iterations --------------------------------------------------------------------------------------------
@@ -156,43 +165,46 @@ class ElasticLoader:
             rng: switches to the random stream of an EST, where ESTs carry theirs (``rng="ddp"``); else None.
             agree: the least of what all workers say.
         """
-        start, saved = 0, None
-        if self._resumed is not None:
-            start, saved = self._take_up(self._resumed)
+        position = None if self._resumed is None else self._take_up(self._resumed)
         epoch = self._next_epoch()
         self._sampler_before = sampler_state(self.order.sampler)
         self._running_epoch = epoch
-        stream = self._stream(Course(epoch, ranks, start, per_turn), rng, agree, saved)
+        start = 0 if position is None else position.number
+        stream = self._stream(Course(epoch, ranks, start, per_turn), rng, agree, position)
         if self._running is None:
-            self._running = stream
+            self._running = self._last = stream
         return stream
 
-    def _stream(self, course: Course, rng: RngPolicy | None, agree: Agree, saved: dict[str, Any] | None) -> Stream:
+    def _stream(self, course: Course, rng: RngPolicy | None, agree: Agree, position: Position | None) -> Stream:
+        saved = None if position is None else position.stream
+        is_running = position is not None and position.epoch is not None
         if self.order.is_stream:
             if rng is None:
                 return IterableStream(self, course, agree, saved)
-            return RankIterables(self, course, agree, saved, rng)
+            return RankIterables(self, course, agree, saved, rng, is_running=is_running)
         if rng is None:
             return SharedStream(self, course)
-        return RankStreams(self, course, rng, saved)
+        return RankStreams(self, course, rng, saved, is_running=is_running)
 
     def evaluation(self, epoch: int, ranks: tuple[int, ...]) -> Iterator[tuple[int, Any]]:
         """Mini-batches for evaluation with the virtual rank they belong to: each sample once over all workers."""
-        return (evaluation_pulls if self.order.is_stream else evaluation_batches)(self, epoch, ranks)
+        if self.order.is_stream:
+            return evaluation_pulls(self, epoch, ranks)
+        before = sampler_state(self.order.sampler)
+        plan = self.plan(epoch)
+        load_sampler_state(self.order.sampler, before)  # a training over this loader must not notice
+        return evaluation_batches(self, plan, epoch, ranks)
 
-    def _take_up(self, position: Position) -> tuple[int, dict[str, Any]]:
+    def _take_up(self, position: Position) -> Position:
         self._resumed = None
         load_sampler_state(self.order.sampler, position.sampler)
-        self._iterations = position.iterations
-        if position.epoch is None:
-            return 0, {}
-        self._iterations -= 1
-        if self._host.epoch_in_use not in (None, position.epoch):
+        self._iterations = position.iterations - (position.epoch is not None)
+        if position.epoch is not None and self._host.epoch_in_use not in (None, position.epoch):
             raise RefusedError(
                 f"the loader's position is in epoch {position.epoch}, but session.epochs is at epoch "
                 f"{self._host.epoch_in_use}: load it in the epoch in which it was taken"
             )
-        return position.number, position.stream
+        return position
 
     def close_stream(self, stream: Stream) -> None:
         """The script has left the loop over ``stream``."""
@@ -213,8 +225,7 @@ class ElasticLoader:
 
     def is_followed(self, epoch: int) -> bool:
         """Whether the epoch after ``epoch`` will be asked for, as far as can be told."""
-        host = self._host
-        return self._own_epoch is None and host.epoch_in_use == epoch and epoch + 1 < (host.num_epochs or 0)
+        return self._own_epoch is None and epoch + 1 < (self._host.num_epochs or 0)
 
     def plan(self, epoch: int) -> EpochPlan:
         """The mini-batches of ``epoch``; the process's generators are left as they were."""
@@ -232,10 +243,16 @@ class ElasticLoader:
 
     def take_pool(self, use: str) -> Pool:
         """A pool that nobody uses: the one of the last iteration, or a new one."""
-        return self._idle.pop(use, None) or Pool(self.base, self._dataset, as_loaded, self._replacements)
+        # a copy: where there are no data workers, loops over the same stream at once must not read from one another's
+        pool = self._idle.pop(use, None) or Pool(self.base, copy.copy(self._dataset), as_loaded, self._replacements)
+        self._busy.append(pool)
+        return pool
 
     def give_back(self, use: str, pool: Pool) -> None:
         """The iteration over ``pool`` is over."""
+        if pool not in self._busy:  # ended by ``close``
+            return
+        self._busy.remove(pool)
         pool.end_epoch()
         if use in self._idle:
             pool.end()
@@ -254,9 +271,19 @@ class ElasticLoader:
             )
         return self._loader_by_rank[virtual_rank]
 
+    def generator_of(self, virtual_rank: int) -> torch.Generator | None:
+        """The loader's generator as a DDP rank has it: each goes on by itself from epoch to epoch."""
+        if virtual_rank not in self._generator_by_rank:
+            self._generator_by_rank[virtual_rank] = generator_of_rank(self.base)
+        return self._generator_by_rank[virtual_rank]
+
     def close(self) -> None:
-        """End all data workers."""
-        for pool in self._idle.values():
+        """End all data workers, also those of a loop that is still referred to (by an exception, say)."""
+        self._running = self._last = None
+        for pool in [*self._idle.values(), *self._busy]:
             pool.end()
+        for loader in self._loader_by_rank.values():
+            loader.end()
         self._idle.clear()
+        self._busy.clear()
         self._loader_by_rank.clear()

@@ -31,6 +31,7 @@ class Pool:
 
     Attributes:
         ahead: what the mini-batches that come next belong to, where they were asked for before they were needed.
+        followers: what was asked for after what.
     """
 
     def __init__(self, base: DataLoader[Any], dataset: Any, collate: Any, replacements: Replacements) -> None:
@@ -45,6 +46,7 @@ class Pool:
         self._asked: deque[Any] = deque()
         self._is_started = False
         self.ahead: Any = None
+        self.followers: dict[Any, Any] = {}
 
     @property
     def is_lasting(self) -> bool:
@@ -56,6 +58,7 @@ class Pool:
         self._keys = iter(keys)
         self._asked.clear()
         self.ahead = None
+        self.followers.clear()
         self._guarded(self._start)
 
     def _start(self) -> None:

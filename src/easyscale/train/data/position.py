@@ -6,6 +6,7 @@ EST training has consumed. What data workers have loaded ahead does not count.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
@@ -102,7 +103,7 @@ def sampler_state(sampler: Any) -> dict[str, Any] | None:
         if generator is not None:
             state[f"{name}.generator"] = generator.get_state()
         if callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None)):
-            state[f"{name}.state"] = part.state_dict()
+            state[f"{name}.state"] = copy.deepcopy(part.state_dict())  # the sampler may go on changing what it gave
     return state
 
 

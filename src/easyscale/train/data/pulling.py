@@ -8,6 +8,7 @@ ESTs that deal one stream out among them all read the same stream, so its genera
 from __future__ import annotations
 
 import itertools
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -26,7 +27,8 @@ class Pull(NamedTuple):
     Attributes:
         use: "data", or "eval" for evaluation.
         owner: the data worker that reads the EST's stream.
-        is_first: whether the stream is to be opened, at ``saved`` if that is not None.
+        is_first: whether the stream is to be opened, at ``saved`` if that is not None (pickled, since tensors would
+            travel through shared memory, with a socket that stays).
     """
 
     use: str
@@ -36,14 +38,17 @@ class Pull(NamedTuple):
     virtual_rank: int
     owner: int
     is_first: bool
-    saved: dict[str, Any] | None
+    saved: bytes | None
 
 
 class Pulled(NamedTuple):
-    """The answer: a mini-batch with the stream's state right after it (if that can be told), or that it is over."""
+    """The answer: a mini-batch with the stream's state right after it (if that can be told), or that it is over.
+
+    The state of a data worker is pickled, as in ``Pull``.
+    """
 
     batch: Any
-    state: dict[str, Any] | None
+    state: bytes | dict[str, Any] | None
     is_over: bool
 
 
@@ -101,10 +106,10 @@ class _Reader:
         self.key = (pull.use, pull.epoch)
         self._owner = owner
         self._pull = pull
-        saved = pull.saved
+        self._saved: dict[str, Any] | None = None if pull.saved is None else pickle.loads(pull.saved)
         self._share: Share | None = None
         self._samples: Iterator[Any] = iter(())
-        self._rng: RngState | None = None if saved is None else saved["rng"]
+        self._rng: RngState | None = None if self._saved is None else self._saved["rng"]
         self._is_over = False
 
     def read(self, number: int) -> Pulled:
@@ -124,17 +129,16 @@ class _Reader:
             return Pulled(None, None, True)
         assert self._share is not None
         state = self._share.state()
-        if state is not None:
-            state = {"version": number + 1, "rng": self._rng, **state}
+        kept = None if state is None else pickle.dumps({"version": number + 1, "rng": self._rng, **state})
         seed(*stream, "collate", number, pull.virtual_rank)
-        return Pulled(owner.collate(samples if owner.batch_size is not None else samples[0]), state, False)
+        return Pulled(owner.collate(samples if owner.batch_size is not None else samples[0]), kept, False)
 
     def _take(self) -> list[Any]:
         pull = self._pull
         try:
             if self._share is None:
                 self._share = Share(
-                    self._owner.dataset, pull.virtual_rank, self._owner.num_ests, pull.epoch, pull.saved
+                    self._owner.dataset, pull.virtual_rank, self._owner.num_ests, pull.epoch, self._saved
                 )
                 self._samples = iter(self._share)
             return list(itertools.islice(self._samples, self._owner.batch_size or 1))

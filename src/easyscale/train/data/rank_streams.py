@@ -33,23 +33,37 @@ class RankStreams:
     Args:
         rng: switches to an EST's random stream.
         saved: what ``state`` gave, to go on from there.
+        is_running: whether the epoch had begun when it did.
     """
 
     draws_from_est = True
 
-    def __init__(self, loader: ElasticLoader, course: Course, rng: RngPolicy, saved: dict[str, Any] | None) -> None:
+    def __init__(
+        self,
+        loader: ElasticLoader,
+        course: Course,
+        rng: RngPolicy,
+        saved: dict[str, Any] | None,
+        *,
+        is_running: bool,
+    ) -> None:
         self.plan = loader.plan(course.epoch)
         self.progress = Progress(course.ranks, course.start)
         self.length = len(self.plan)
         self._kept: dict[tuple[int, int], Any] = {}
+        self._rng = rng
         by_rank = (saved or {}).get("ranks", {})
+        for rank, state in by_rank.items():
+            if rank in course.ranks:
+                rng.put(rank, state["est"])
         rng.begin_pass()
         self._ranks: dict[int, RankLoader] = {}
         for rank in course.ranks:
             batches = [self.plan.batch(rank, number) for number in range(len(self.plan))]
             rng.enter(rank, 0, 0)
             self._ranks[rank] = loader.of_rank(rank)
-            self._ranks[rank].begin(batches, course.start, by_rank.get(rank))
+            kept = by_rank[rank]["loader"] if rank in by_rank else None
+            self._ranks[rank].begin(batches, course.start, kept, is_running=is_running)
             rng.leave(rank)
         rng.end_pass(0, 0)
 
@@ -66,8 +80,15 @@ class RankStreams:
     def refetch(self, virtual_rank: int, number: int) -> Any:
         return self._kept[virtual_rank, number]
 
-    def state(self) -> dict[str, Any]:
-        return {"ranks": {rank: loader.state() for rank, loader in self._ranks.items()}}
+    def state(self, *, is_over: bool) -> dict[str, Any]:
+        # when the loop is over, the ESTs' random streams and data workers that live on begin the next epoch like this
+        has_left_early = is_over and self.progress.number < self.length
+        return {
+            "ranks": {
+                rank: {"est": self._rng.state_of(rank), "loader": loader.state(has_left_early=has_left_early)}
+                for rank, loader in self._ranks.items()
+            }
+        }
 
     def close(self) -> None:
         for loader in self._ranks.values():
@@ -82,51 +103,68 @@ class RankLoader:
         self._base = base
         self._is_batched = is_batched
         self._records = records and base.num_workers > 0
+        self._is_lasting = base.num_workers > 0 and bool(base.persistent_workers)
+        self._generator = generator_of_rank(base)
         self._source = Batches()
         self._loader: DataLoader[Any] | None = None
         self._batches: Iterator[Any] | None = None
-        self._opened: RngState | None = None
+        self._opened: tuple[RngState, torch.Tensor | None] | None = None
         self._states: dict[int, RngState] = {}
 
-    def begin(self, batches: list[Any], start: int, saved: dict[str, Any] | None) -> None:
-        """Begin an epoch, or go on in the middle of one; called inside the EST's random stream."""
+    def begin(self, batches: list[Any], start: int, saved: dict[str, Any] | None, *, is_running: bool) -> None:
+        """Begin an epoch, or go on in the middle of one; called inside the EST's random stream.
+
+        Args:
+            saved: what ``state`` gave elsewhere.
+            is_running: whether the epoch had begun there.
+        """
         empty = start % max(1, self._base.num_workers)
         listed = batches if self._is_batched else [batch[0] for batch in batches]
         self._source.batches = [*([_EMPTY] * empty), *listed[start:]]
-        if start and self._base.num_workers:
-            self._resume(saved)
+        if saved is not None:
+            self._go_on(saved, is_running=is_running)
+        elif start:
+            raise UsageError(
+                "the state of an EST's random stream and data workers was not kept, so the loader cannot go on in the "
+                'middle of an epoch with rng="ddp"'
+            )
         else:
             self._open()
-        for _ in range(empty if start and self._base.num_workers else 0):
+        for _ in range(empty):
             self._next()
 
     def _open(self) -> None:
-        if self._loader is None or not self._base.persistent_workers:
-            self._opened = capture(_CPU) if self._records else None
+        if self._loader is None or not self._is_lasting:
+            self._opened = (capture(_CPU), None if self._generator is None else self._generator.get_state())
             self._states = {}
-        if self._loader is None:
             self._loader = self._make({})
         self._batches = iter(self._loader)
 
-    def _resume(self, saved: dict[str, Any] | None) -> None:
-        """Data workers in the state in which others were: seeded as those, then set where it is known."""
-        if saved is None:
-            raise UsageError(
-                "the state of data workers was not kept, so the loader cannot go on in the middle of an epoch with "
-                'rng="ddp": keep it with a job that may move or checkpoint'
-            )
-        self._opened, self._states = saved["opened"], dict(saved["workers"])
+    def _go_on(self, saved: dict[str, Any], *, is_running: bool) -> None:
+        """Data workers as others were: given the same seed, then set to their state where it is known."""
+        self._loader = None
+        if not is_running and not self._is_lasting:
+            self._set_generator(saved["generator"])
+            self._open()
+            return
+        opened, generator = self._opened = saved["opened"]
+        self._states = dict(saved["workers"])
+        self._set_generator(generator)
         self._loader = self._make(self._states)
         now = capture(_CPU)
-        assert self._opened is not None
-        restore(self._opened, _CPU)
+        restore(opened, _CPU)
         try:
             self._batches = iter(self._loader)  # draws the seed that those data workers were given
         finally:
             restore(now, _CPU)
+        self._set_generator(saved["generator"])
+
+    def _set_generator(self, state: torch.Tensor | None) -> None:
+        if self._generator is not None and state is not None:
+            self._generator.set_state(state)
 
     def _make(self, states: dict[int, RngState]) -> DataLoader[Any]:
-        base, generator = self._base, generator_of_rank(self._base)
+        base, generator = self._base, self._generator
         if not self._records:
             return rebuild(base, base.dataset, self._source, generator=generator, is_batched=self._is_batched)
         return rebuild(
@@ -136,7 +174,7 @@ class RankLoader:
             collate=_as_loaded,
             generator=generator,
             is_batched=self._is_batched,
-            worker_init_fn=_Start(base.worker_init_fn, states),
+            worker_init_fn=_Start(base.worker_init_fn, dict(states)),
         )
 
     def take(self) -> Any:
@@ -152,20 +190,35 @@ class RankLoader:
             raise UsageError("the loader's iteration was ended: iterate over the loader again")
         return next(self._batches)
 
-    def state(self) -> dict[str, Any] | None:
-        """For ``begin``, elsewhere: None where there is nothing beside the EST's own random stream."""
-        if not self._base.num_workers:
-            return None
-        if not self._records:
+    def state(self, *, has_left_early: bool) -> dict[str, Any]:
+        """For ``begin``, elsewhere.
+
+        Args:
+            has_left_early: whether the loop was left before the epoch's end, with data workers ahead of it.
+        """
+        if self._base.num_workers and not self._records:
             raise UsageError(
                 'with rng="ddp" the state of data workers is kept only in a job that may move or checkpoint, and this '
                 "one was started as one that may not"
             )
-        return {"opened": self._opened, "workers": dict(self._states)}
+        if self._is_lasting and has_left_early:
+            raise UsageError(
+                'with rng="ddp" and persistent_workers=True the state of data workers is not known after a break out '
+                "of the loop, since they are ahead of it: let the loop run to its end, or use persistent_workers=False"
+            )
+        return {
+            "opened": self._opened,
+            "generator": None if self._generator is None else self._generator.get_state(),
+            "workers": dict(self._states),
+        }
 
     def end_epoch(self) -> None:
         """The script has left the loop."""
         self._batches = None
+
+    def end(self) -> None:
+        """End the data workers."""
+        self._batches = self._loader = None
 
 
 def generator_of_rank(base: DataLoader[Any]) -> torch.Generator | None:

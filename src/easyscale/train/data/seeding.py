@@ -4,15 +4,15 @@ Runs in data worker processes, and in the worker where there are none. A sample'
 epoch, place of the sample in the epoch's order), ``collate_fn``'s from (seed, loader, epoch, step, virtual rank):
 neither the number of data workers nor the placement nor the batch size shows in a sample.
 
-Setting a generator takes longer than loading a small sample. So after a few mini-batches only those generators are set
-that the dataset was seen to draw from; that it draws from no other is checked after every mini-batch, and one that did
-is loaded again with that generator set.
+Setting a generator takes longer than loading a small sample. So after its first mini-batch a process sets only those
+generators that the dataset was seen to draw from; that it draws from no other is checked after every mini-batch, and
+one that did is loaded again with that generator set. A generator's words do not depend on which others are set.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,10 +20,11 @@ from torch.utils.data import Dataset, Subset, get_worker_info
 
 from easyscale.core.errors import UsageError
 from easyscale.train.context.rng import Seeder
-from easyscale.train.data.generators import Generator, device_mark, generators
+from easyscale.train.data.generators import Generator, Words, device_mark, generators
+from easyscale.train.data.words import BATCH, COLLATE, SAMPLE, Source, source
 
 CPU = torch.device("cpu")
-_PROBED = 8
+_TOGETHER = 64  # samples whose words are made at once
 
 
 class Place(NamedTuple):
@@ -85,23 +86,30 @@ class Loading:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._used: list[Generator] | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._is_learning = True
+        self._used: list[Generator] = list(generators())
+        self._others: list[Generator] = []
         self._seen: set[int] = set()
-        self._batches = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_used": None, "_seen": set(), "_batches": 0}  # another process learns for itself
+        return {"_seed": self._seed}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._seed = state["_seed"]
+        self._forget()  # another process learns for itself
 
     def load(self, place: Place, indices: Sequence[Any], dataset: Any, collate: Any, *, is_batched: bool) -> Any:
         """The mini-batch; where this is the worker itself, its generators are as they were."""
-        used = list(generators()) if self._used is None else self._used
+        used, others = self._used, self._others
         before = [] if get_worker_info() is not None else [(g, g.capture()) for g in generators()]
-        others = [g for g in generators() if g not in used]
         marks = [g.mark() for g in others]
         on_device = device_mark()
         moved = others
         try:
-            batch = self._load_seeded(used, place, indices, dataset, collate, is_batched)
+            batch = self._load_seeded(place, indices, dataset, collate, is_batched)
             moved = [g for g, mark in zip(others, marks, strict=True) if g.mark() != mark]
         finally:
             for generator, state in before:
@@ -112,57 +120,67 @@ class Loading:
                 f"the dataset {type(dataset).__name__} draws random numbers on the GPU, which would depend on the "
                 "worker that loads it: draw them on the CPU, or in the loop"
             )
+        if self._is_learning:
+            self._is_learning = False
+            self._use([g for g in used if g.lane in self._seen])
         if not moved:
-            self._learn()
             return batch
-        self._used = [*used, *moved]
+        self._use([*used, *moved])
         return self.load(place, indices, dataset, collate, is_batched=is_batched)
 
-    def _learn(self) -> None:
-        self._batches += 1
-        if self._batches == _PROBED and self._used is None:
-            self._used = [g for number, g in enumerate(generators()) if number in self._seen]
+    def _use(self, used: list[Generator]) -> None:
+        self._used = [g for g in generators() if g in used]  # in the order of their lanes
+        self._others = [g for g in generators() if g not in used]
 
-    def _load_seeded(
-        self, used: list[Generator], place: Place, indices: Sequence[Any], dataset: Any, collate: Any, is_batched: bool
-    ) -> Any:
-        loader = (place.use, place.loader, place.epoch)
+    def _load_seeded(self, place: Place, indices: Sequence[Any], dataset: Any, collate: Any, is_batched: bool) -> Any:
+        words = source(seeder(self._seed), place.use, place.loader, place.epoch)
         whole = _whole(dataset) if is_batched else None
-        if whole is not None:
-            self._seed_all(used, *loader, "batch", place.step, place.virtual_rank)
-            samples: Any = whole(indices)
-            self._note(used)
+        if whole is None:
+            samples: Any = self._samples(words, place, indices, dataset)
         else:
-            samples = []
-            for number, index in enumerate(indices):
-                at = place.first + number * place.stride
-                self._seed_all(used, *loader, at)
-                try:
-                    samples.append(dataset[index])
-                except Exception as error:
-                    _say_which(error, dataset, index, place)
-                    raise
-                self._note(used)
-        self._seed_all(used, *loader, "collate", place.step, place.virtual_rank)
+            self._set(row[0] for row in self._rows(words, BATCH, place, place.step, 1))
+            samples = whole(indices)
+            self._note()
+        self._set(row[0] for row in self._rows(words, COLLATE, place, place.step, 1))
         batch = collate(samples if is_batched else samples[0])
-        self._note(used)
+        self._note()
         return batch
 
-    def _seed_all(self, used: list[Generator], *key: int | str) -> None:
-        if not used:
-            return
-        material = seeder(self._seed).material(sum(generator.material for generator in used), *key)
-        first = 0
-        for generator in used:
-            generator.seed(material[first : first + generator.material])
-            first += generator.material
-        if self._used is None:
-            self._marks = [generator.mark() for generator in used]
+    def _samples(self, words: Source, place: Place, indices: Sequence[Any], dataset: Any) -> list[Any]:
+        samples: list[Any] = []
+        try:
+            if not self._used:
+                for index in indices:
+                    samples.append(dataset[index])
+                return samples
+            for begin in range(0, len(indices), _TOGETHER):
+                some = indices[begin : begin + _TOGETHER]
+                first = place.first // place.stride + begin
+                for index, *rows in zip(some, *self._rows(words, SAMPLE, place, first, len(some)), strict=True):
+                    self._set(rows)
+                    samples.append(dataset[index])
+                    self._note()
+        except Exception as error:
+            _say_which(error, dataset, indices[len(samples)], place)
+            raise
+        return samples
 
-    def _note(self, used: list[Generator]) -> None:
+    def _rows(self, words: Source, kind: int, place: Place, first: int, count: int) -> list[Words]:
+        return [words.words(generator, kind, place.virtual_rank, first, count) for generator in self._used]
+
+    def _set(self, rows: Iterable[Words]) -> None:
+        for generator, row in zip(self._used, rows, strict=True):
+            generator.seed(row)
+        if self._is_learning:
+            self._marks = self._mark()
+
+    def _mark(self) -> list[Any]:
+        return [g.mark() for g in self._used]
+
+    def _note(self) -> None:
         """While learning: which generators have moved since they were set."""
-        if self._used is None:
-            self._seen.update(i for i, g in enumerate(used) if g.mark() != self._marks[i])
+        if self._is_learning:
+            self._seen.update(g.lane for g, mark in zip(self._used, self._marks, strict=True) if g.mark() != mark)
 
 
 def _whole(dataset: Any) -> Any:

@@ -34,11 +34,14 @@ class Share(IterableDataset[Any]):
         self._saved = saved
         self._iterator: Iterator[Any] | None = None
         self.position = 0 if saved is None else saved["position"]
+        self._is_over = saved is not None and saved["is_over"]
         set_epoch = getattr(self._dataset, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:
+        if self._is_over:
+            return
         self._begin()
         assert self._iterator is not None
         for sample in self._iterator:
@@ -46,6 +49,7 @@ class Share(IterableDataset[Any]):
             self.position += 1
             if is_mine:
                 yield sample
+        self._is_over = True
 
     def _begin(self) -> None:
         """Open the stream: a state belongs to the iterator if it takes one, else to the dataset before it."""
@@ -60,11 +64,13 @@ class Share(IterableDataset[Any]):
 
     def state(self) -> dict[str, Any] | None:
         """What another share of the same rank needs to go on from here; None if the dataset cannot tell."""
+        if self._iterator is None and self._is_over:
+            return self._saved
         holder: Any = self._dataset if _is_stateful(self._dataset) else self._iterator
         if not _is_stateful(holder):
             return None
-        # a copy: the dataset may go on changing what it gave
-        return {"position": self.position, "dataset": copy.deepcopy(holder.state_dict())}
+        # a copy: the dataset may go on changing what it gave; at its end it tells where to begin anew
+        return {"position": self.position, "dataset": copy.deepcopy(holder.state_dict()), "is_over": self._is_over}
 
 
 def can_save(dataset: Any) -> bool:
@@ -83,7 +89,7 @@ def is_sharded(dataset: Any) -> bool:
 
 def _sharded(dataset: Any, virtual_rank: int, num_ests: int) -> Any:
     if _is_hugging_face(dataset):
-        from datasets.distributed import split_dataset_by_node  # type: ignore[import-not-found,unused-ignore]
+        from datasets.distributed import split_dataset_by_node
 
         return split_dataset_by_node(dataset, rank=virtual_rank, world_size=num_ests)
     if is_sharded(dataset):

@@ -66,8 +66,12 @@ class Stream(Protocol):
     def refetch(self, virtual_rank: int, number: int) -> Any:
         """The same mini-batch again, for another pass over the step."""
 
-    def state(self) -> dict[str, Any]:
-        """What another stream needs to go on after the mini-batches that were fetched, beside their number."""
+    def state(self, *, is_over: bool) -> dict[str, Any]:
+        """What another stream needs to go on after the mini-batches that were fetched, beside their number.
+
+        Args:
+            is_over: whether the loop over this one is over, so that the other one begins the next epoch.
+        """
 
     def close(self) -> None:
         """The script has left the loop."""
@@ -96,7 +100,9 @@ class SharedStream:
             plan = self.plan if course is self._course else self._loader.plan(course.epoch)
             for rank, number in course.turns(len(plan)):
                 yield key(self._loader.number, plan, course.epoch, rank, number)
-            course = self._next(course)
+            following = self._next(course)
+            self._pool.followers[course] = following
+            course = following
 
     def _next(self, course: Course) -> Course | None:
         loader = self._loader
@@ -105,7 +111,7 @@ class SharedStream:
 
     def upcoming(self, first: int, most: int) -> range:
         if first >= len(self.plan):
-            self._pool.ahead = self._next(self._course)  # the pool is at its begin
+            self._pool.ahead = self._pool.followers.pop(self._course, None)
         return range(first, min(first + most, len(self.plan)))
 
     def fetch(self, virtual_rank: int, number: int) -> Any:
@@ -117,7 +123,7 @@ class SharedStream:
         wanted = key(self._loader.number, self.plan, self._course.epoch, virtual_rank, number)
         return self._loader.load_here(wanted)
 
-    def state(self) -> dict[str, Any]:
+    def state(self, *, is_over: bool) -> dict[str, Any]:
         return {}
 
     def close(self) -> None:
@@ -130,9 +136,10 @@ def key(loader: int, plan: EpochPlan, epoch: int, virtual_rank: int, number: int
     return [place, *plan.batch(virtual_rank, number)]
 
 
-def evaluation_batches(loader: ElasticLoader, epoch: int, ranks: tuple[int, ...]) -> Iterator[tuple[int, Any]]:
+def evaluation_batches(
+    loader: ElasticLoader, plan: EpochPlan, epoch: int, ranks: tuple[int, ...]
+) -> Iterator[tuple[int, Any]]:
     """Mini-batches for evaluation with the virtual rank they belong to: each sample once over all workers."""
-    plan = loader.plan(epoch)
     turns = [(rank, number) for number in range(len(plan)) for rank in ranks if plan.unpadded_batch(rank, number)]
     pool = loader.take_pool("eval")
     try:
