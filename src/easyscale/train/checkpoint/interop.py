@@ -7,7 +7,9 @@ torch.distributed.checkpoint keeps its metadata as a pickle and reads it as one:
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +85,8 @@ def export_dcp(checkpoint: Checkpoint, folder: str | Path, prefix: str = "") -> 
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):
         raise RefusedError(f"{folder} is not empty: give a new folder for torch.distributed.checkpoint")
-    save(_detached(tensors), storage_writer=FileSystemWriter(folder), no_dist=True)
+    with _alone():
+        save(_detached(tensors), storage_writer=FileSystemWriter(folder), no_dist=True)
     return list(tensors)
 
 
@@ -106,8 +109,17 @@ def import_dcp(folder: str | Path, prefix: str = "") -> dict[str, Tensor]:
         if not isinstance(entry, TensorStorageMetadata):
             raise RefusedError(f"{folder} has something else than a tensor under {name!r}: export tensors alone")
         tensors[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
-    load(tensors, storage_reader=reader, no_dist=True)
+    with _alone():
+        load(tensors, storage_reader=reader, no_dist=True)
     return {prefix + name: value for name, value in tensors.items()}
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """torch warns that there is one process only, which is what was asked for."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        yield
 
 
 def _load(path: Path) -> Any:

@@ -25,7 +25,7 @@ from easyscale.train.checkpoint.manifest import (
     sequence_of,
 )
 from easyscale.train.checkpoint.state import Checkpoint, Found, JobState, Skipped
-from easyscale.train.checkpoint.sums import sums_of
+from easyscale.train.checkpoint.sums import PIECE_BYTES, sums_of
 
 _FIRST_LINE_BYTES = 256
 
@@ -165,6 +165,8 @@ class _File:
 
     def check(self) -> None:
         found = sums_of(memoryview(self.data))
+        if self.manifest.piece_bytes != PIECE_BYTES or len(found) != len(self.manifest.sums):
+            raise DamagedError(f"{MANIFEST_NAME} has no sum for each piece of {PIECE_BYTES:,} bytes")
         for number, (was, now) in enumerate(zip(self.manifest.sums, found, strict=True)):
             if was != now:
                 begin = number * self.manifest.piece_bytes

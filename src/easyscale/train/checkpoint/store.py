@@ -20,6 +20,7 @@ from easyscale.train.checkpoint.lock import FolderLock
 from easyscale.train.checkpoint.read import find_newest, last_sequence, list_checkpoints
 from easyscale.train.checkpoint.snapshot import HostBuffer
 from easyscale.train.checkpoint.state import Found, JobState, SaveResult
+from easyscale.train.checkpoint.sums import available_threads
 from easyscale.train.checkpoint.write import PARTIAL, REMOVED, Draft, Hook, plan, remove_checkpoint, write_checkpoint
 
 
@@ -91,7 +92,7 @@ class CheckpointStore:
         """
         start = time.perf_counter()
         self._join()
-        prepared = self._prepare(state)
+        prepared = self._prepare(state, threads=available_threads())
         if isinstance(prepared, SaveResult):
             return prepared
         return self._write(prepared, time.perf_counter() - start)
@@ -109,7 +110,7 @@ class CheckpointStore:
         if self.is_busy:
             return False
         self._join()
-        prepared = self._prepare(state)
+        prepared = self._prepare(state, threads=1)
         if isinstance(prepared, SaveResult):
             self._add(prepared)
             return True
@@ -164,14 +165,14 @@ class CheckpointStore:
         with self._guard:
             self._finished.append(result)
 
-    def _prepare(self, state: JobState) -> Draft | SaveResult:
+    def _prepare(self, state: JobState, threads: int) -> Draft | SaveResult:
         try:
             self.claim()
         except RefusedError as error:
             return _failed(state.global_step, self.folder, error)
         self._hook("checkpoint.before_copy")
         try:
-            draft = Draft.of(state, self._buffer)
+            draft = Draft.of(state, self._buffer, threads)
         except (OSError, MemoryError) as error:
             return _failed(state.global_step, self.folder, error)
         self._hook("checkpoint.after_copy")
@@ -184,6 +185,8 @@ class CheckpointStore:
             path = write_checkpoint(draft, self.folder, last_sequence(self.folder) + 1, self._hook)
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the training
             return _failed(draft.global_step, self.folder, error)
+        finally:
+            draft.hashes.join()  # before its memory takes the next state
         written_s = time.perf_counter() - start
         reason = self._remove_old(path)
         return SaveResult(draft.global_step, path, reason, stalled_s, written_s, len(draft.data))
@@ -203,7 +206,7 @@ class CheckpointStore:
             others = [path for path in list_checkpoints(self.folder)[0] if path != newest]
             for path in others[self._keep - 1 :]:
                 remove_checkpoint(path, self._hook)
-        except (OSError, RefusedError) as error:
+        except Exception as error:  # noqa: BLE001 - as above
             return f"old checkpoints in {self.folder} could not be removed ({_cause(error)}): remove them by hand"
         self._hook("checkpoint.after_removal")
         return None

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -23,10 +22,11 @@ _HEX_DIGITS = 32
 _MOST_THREADS = 8
 
 
-def sums_of(data: memoryview, threads: int | None = None) -> list[str]:
+def sums_of(data: memoryview) -> list[str]:
     """A sum for each piece of ``PIECE_BYTES`` of ``data``."""
     starts = range(0, len(data), PIECE_BYTES)
-    return _map(lambda start: piece_sum(data[start : start + PIECE_BYTES]), starts, threads)
+    with ThreadPoolExecutor(available_threads()) as pool:
+        return list(pool.map(lambda start: piece_sum(data[start : start + PIECE_BYTES]), starts))
 
 
 def piece_sum(piece: memoryview) -> str:
@@ -41,14 +41,7 @@ def piece_sum(piece: memoryview) -> str:
     return total.hexdigest()[:_HEX_DIGITS]
 
 
-def _map(call: Callable[[int], str], items: Sequence[int], threads: int | None) -> list[str]:
-    count = min(len(items), threads or _available_threads())
-    if count <= 1:
-        return [call(item) for item in items]
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(call, items))
-
-
-def _available_threads() -> int:
+def available_threads() -> int:
+    """How many threads this process can keep busy, within reason."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, _MOST_THREADS)

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import itertools
-import os
 import shutil
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from easyscale.train.checkpoint.blocks import FileLayout, TensorEntry, lay_out
+from easyscale.train.checkpoint.disk import sync_folder, write_file
 from easyscale.train.checkpoint.encode import encode
+from easyscale.train.checkpoint.hashes import Hashes
 from easyscale.train.checkpoint.manifest import (
     MANIFEST_NAME,
     TENSORS_NAME,
     Manifest,
-    StoredBlock,
     versions_now,
 )
 from easyscale.train.checkpoint.snapshot import HostBuffer
 from easyscale.train.checkpoint.state import JobFacts, JobState
-from easyscale.train.checkpoint.sums import PIECE_BYTES, sums_of
+from easyscale.train.checkpoint.sums import PIECE_BYTES
 
 PARTIAL = ".partial-"
 REMOVED = ".removed-"
-_WRITE_BYTES = 8 << 20
 
 Hook = Callable[[str], None]
 """Called with the name of each point that a save passes: tests stop or kill the process there."""
@@ -55,12 +51,12 @@ class Draft:
     global_step: int
     structure: Any
     entry_by_name: Mapping[str, TensorEntry]
-    span_by_block: Mapping[str, tuple[int, int]]
     data: memoryview
+    hashes: Hashes
 
     @classmethod
-    def of(cls, state: JobState, buffer: HostBuffer) -> Draft:
-        """Copy ``state``. The draft is valid until ``buffer`` takes another.
+    def of(cls, state: JobState, buffer: HostBuffer, threads: int) -> Draft:
+        """Copy ``state``, and begin to hash it in ``threads``. The draft is valid until ``buffer`` takes another.
 
         Raises:
             RefusedError: something in it could not come back as it is.
@@ -68,25 +64,21 @@ class Draft:
         structure, layout = plan(state)
         spans = {block.name: (block.begin, block.num_bytes) for block in layout.blocks}
         data = buffer.take(layout)
-        return cls(state.facts, state.global_step, structure, layout.entry_by_name, spans, data)
+        return cls(state.facts, state.global_step, structure, layout.entry_by_name, data, Hashes(data, spans, threads))
 
     def manifest(self, sequence: int) -> Manifest:
-        """Hashes all bytes."""
-        blocks = {
-            name: StoredBlock(begin, size, hashlib.sha256(self.data[begin : begin + size]).hexdigest())
-            for name, (begin, size) in self.span_by_block.items()
-        }
+        """What goes beside the file; waits until all is hashed."""
         return Manifest(
             sequence=sequence,
             global_step=self.global_step,
             facts=self.facts,
             versions=versions_now(),
             structure=self.structure,
-            block_by_name=blocks,
+            block_by_name=self.hashes.blocks(),
             entry_by_name=self.entry_by_name,
             file_bytes=len(self.data),
             piece_bytes=PIECE_BYTES,
-            sums=sums_of(self.data, threads=1),
+            sums=self.hashes.sums(),
         )
 
 
@@ -123,43 +115,12 @@ def write_checkpoint(draft: Draft, folder: Path, sequence: int, hook: Hook) -> P
 
 
 def _fill(partial: Path, draft: Draft, sequence: int, hook: Hook) -> None:
-    """Hashing and writing take about equally long, and neither needs the interpreter."""
     hook("checkpoint.before_write")
-    with ThreadPoolExecutor(1) as pool:
-        manifest = pool.submit(draft.manifest, sequence)
-        _write_file(partial / TENSORS_NAME, draft.data, lambda: hook("checkpoint.during_write"))
-        text = manifest.result().to_bytes()
+    write_file(partial / TENSORS_NAME, draft.data, lambda: hook("checkpoint.during_write"))
+    text = draft.manifest(sequence).to_bytes()
     hook("checkpoint.before_manifest")
-    _write_file(partial / MANIFEST_NAME, memoryview(text))
+    write_file(partial / MANIFEST_NAME, memoryview(text))
     sync_folder(partial)
-
-
-def _write_file(path: Path, data: memoryview, half_way: Callable[[], None] = lambda: None) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
-        _write_all(fd, data[: len(data) // 2])
-        half_way()
-        _write_all(fd, data[len(data) // 2 :])
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _write_all(fd: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(fd, data[:_WRITE_BYTES]) :]
-
-
-def sync_folder(folder: Path) -> None:
-    """Make names in ``folder`` survive a loss of power."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system without it
-            raise
-    finally:
-        os.close(fd)
 
 
 def _free_name(folder: Path, global_step: int) -> Path:
