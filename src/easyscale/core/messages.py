@@ -29,6 +29,8 @@ class WorkerConfig:
         log_dir: folder of the logs by worker and by virtual rank.
         working_dir: where the script runs.
         search_path: ``sys.path`` without the entry that a script gets for its own folder.
+        is_elastic: the job's workers may change while it runs.
+        may_move: it may be asked to, not only be hit by a loss: what could not move is refused.
         is_joiner: the job runs already: get its state from the others.
         stops: global steps before which the launcher will order a change.
         faults: where this worker fails, for tests and rehearsals.
@@ -45,6 +47,8 @@ class WorkerConfig:
     log_dir: str
     working_dir: str
     search_path: list[str]
+    is_elastic: bool = True
+    may_move: bool = False
     is_joiner: bool = False
     stops: list[int] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
@@ -182,11 +186,12 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Worker -> launcher: it cannot reach the others of a generation any more."""
+    """Worker -> launcher: it cannot reach the others of a generation any more, or (``is_refused``) will not."""
 
     worker_rank: int
     generation: int
     reason: str
+    is_refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """What the launcher orders a worker to do while it runs; what workers answer is in ``messages``.
 
-A *generation* is the time between two changes of membership. The launcher numbers generations and workers and never uses
-a number twice. A worker's rank in a generation is its place in ``Form.members``.
+A *generation* is the time between two changes of membership. The launcher numbers generations and workers and uses no
+number twice. A worker's rank in a generation is its place in ``Form.members``.
 """
 
 from __future__ import annotations

@@ -38,6 +38,10 @@ class Fleet:
             except (OSError, EOFError) as error:
                 raise JobFailedError(f"worker {config.worker_rank} could not be started ({error})") from error
 
+    def find(self, worker: int) -> WorkerProcess:
+        """The worker of this number."""
+        return self.workers[worker]
+
     @property
     def open_workers(self) -> list[WorkerProcess]:
         """Those from which something may still come."""

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from easyscale.core.events import StepEvent
 from easyscale.core.job import ScriptSpec, WatchSpec
 from easyscale.core.placement import Placement
+from easyscale.launch.elasticity import Elasticity
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class RunSpec:
         placement: where the ESTs run; a default one if nobody said how many there are.
         is_num_ests_explicit: whether the user said it; if not, the script's own ``num_ests`` counts.
         overrides: fields of ``JobSpec`` that win over the script's.
+        elasticity: what may change while it runs.
     """
 
     script: ScriptSpec
@@ -26,6 +28,7 @@ class RunSpec:
     is_num_ests_explicit: bool = True
     overrides: Mapping[str, Any] = field(default_factory=dict)
     watch: WatchSpec = field(default_factory=WatchSpec)
+    elasticity: Elasticity = field(default_factory=Elasticity)
 
 
 class Listener(Protocol):

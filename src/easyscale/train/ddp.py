@@ -63,6 +63,7 @@ class PlainTurns:
         self.ranks: tuple[int, ...] = (virtual_rank,)
         self.rank: int | None = None
         self.is_drop_in = False
+        self.must_repeat = False
         self.is_last = True
         self.most_gradient_copies = 1
         self.has_gradients = True

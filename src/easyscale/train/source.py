@@ -9,7 +9,11 @@ from typing import Any
 from easyscale.train.context.rng import RngPolicy
 from easyscale.train.data.loader import ElasticLoader
 from easyscale.train.data.streams import Stream
+from easyscale.train.ddp import PlainTurns
+from easyscale.train.elastic.member import RepeatError
+from easyscale.train.elastic.mover import Mover
 from easyscale.train.step import Counter
+from easyscale.train.turns import Turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +69,45 @@ class CountedSource:
 
 
 Source = LoaderSource | CountedSource
+
+
+class Feed:
+    """The stream of one loop, for whichever ESTs this worker runs.
+
+    Attributes:
+        stream: what it is now.
+    """
+
+    def __init__(self, source: Source, turns: Turns | PlainTurns, mover: Mover | None, start: int) -> None:
+        self._source = source
+        self._turns = turns
+        self._mover = mover
+        self._generation = 0 if mover is None else mover.generation
+        self.stream = source.open(turns.ranks, start)
+
+    def settle(self, number: int) -> None:
+        """If this worker's ESTs are others now: give their mini-batches, from ``number`` on."""
+        mover = self._mover
+        if mover is None:
+            return
+        mover.settle()
+        if self._generation != mover.generation:
+            self._generation = mover.generation
+            self.stream = self._source.move(self.stream, self._turns.ranks, number, mover.contexts.of_streams())
+
+    def upcoming(self, first: int) -> range:
+        """Numbers of the mini-batches of the next global step, none at the end."""
+        while True:
+            try:
+                return self.stream.upcoming(first, self._source.per_turn)
+            except RepeatError:
+                self.settle(first)
+
+    def steps_from(self, first: int) -> int | None:
+        """Global steps from mini-batch ``first`` on, if it is known."""
+        length = self.stream.length
+        return None if length is None else -(-(length - first) // self._source.per_turn)
+
+    def close(self) -> None:
+        """The loop is over."""
+        self._source.close(self.stream)

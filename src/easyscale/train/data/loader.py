@@ -175,6 +175,30 @@ class ElasticLoader:
             self._running = self._last = stream
         return stream
 
+    def move(
+        self,
+        stream: Stream,
+        ranks: tuple[int, ...],
+        number: int,
+        per_turn: int,
+        rng: RngPolicy | None,
+        agree: Agree,
+        by_rank: dict[int, Any],
+    ) -> Stream:
+        """The iteration of ``stream`` for other ESTs, from mini-batch ``number`` on.
+
+        Args:
+            by_rank: what streams keep beside the number, by virtual rank.
+        """
+        running = self._running is stream
+        epoch = self._running_epoch
+        self.close_stream(stream)
+        position = Position(self._iterations, None, epoch, number, None, {"ranks": by_rank}, {})
+        moved = self._stream(Course(epoch, ranks, number, per_turn), rng, agree, position)
+        if running:
+            self._running = self._last = moved
+        return moved
+
     def _stream(self, course: Course, rng: RngPolicy | None, agree: Agree, position: Position | None) -> Stream:
         saved = None if position is None else position.stream
         is_running = position is not None and position.epoch is not None

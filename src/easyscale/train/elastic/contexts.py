@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from easyscale.train.turns import Turns
+
 
 class Contexts:
     """The contexts of all ESTs as they were at the last border."""
@@ -16,3 +18,9 @@ class Contexts:
 
     def load(self, state: dict[str, Any]) -> None:
         return
+
+    def give(self, turns: Turns) -> None:
+        return
+
+    def of_streams(self) -> dict[int, Any]:
+        return {}

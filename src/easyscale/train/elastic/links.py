@@ -70,6 +70,13 @@ class Links:
             self.bytes_sent += old.gradient_bytes
             old.leave()
 
+    def drop(self) -> None:
+        """The generation whose channel was opened last does not come about."""
+        with self._lock:
+            channel, self._opening = self._opening, None
+        if channel is not None:
+            channel.abandon("another generation forms")
+
     def abandon(self, generation: int, *, is_urgent: bool) -> None:
         """``generation`` was ordered: nobody comes to an earlier one any more. From any thread.
 

@@ -10,21 +10,21 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 
-from easyscale.core.errors import JobFailedError, PeerLostError
-from easyscale.core.messages import Formed, Lost, Message, Moved, Ready
+from easyscale.core.errors import JobFailedError, PeerLostError, RefusedError
+from easyscale.core.messages import Formed, Lost, Moved, Ready
 from easyscale.core.orders import Form
 from easyscale.core.placement import Placement
 from easyscale.train.checkpoint.state import JobState
 from easyscale.train.elastic import transfer
 from easyscale.train.elastic.links import Links
-from easyscale.train.elastic.mailbox import Mailbox
 from easyscale.train.process.faults import reach
 from easyscale.train.reduce.channel import Channel
+from easyscale.train.runtime import Enrolment
 
 Result = TypeVar("Result")
 _NOTHING: Any = object()
@@ -71,44 +71,35 @@ class Member:
     """A worker of a job whose membership may change.
 
     Args:
-        worker: number of this worker in the run.
-        mailbox: the launcher's orders.
-        tell: tells the launcher something.
+        enrolment: who this worker is for the launcher.
         links: makes channels to the workers of a generation.
         seat: where this worker begins; None for a joiner.
-        stops: global steps before which the launcher orders a change.
 
     Attributes:
         left: operations that this worker has left behind.
         received: the job's state as a joiner was given it.
-        has_moved: whether the seat is another one than the turns know of.
+        is_behind: whether this worker's script has not come yet to where the job is.
         capture: gives the job's state at a border.
+        on_place: to be told the virtual ranks of this worker when they change.
     """
 
-    def __init__(
-        self,
-        worker: int,
-        mailbox: Mailbox,
-        tell: Callable[[Message], None],
-        links: Links,
-        seat: Seat | None,
-        stops: Sequence[int],
-    ) -> None:
-        self._worker = worker
-        self._mailbox = mailbox
-        self._tell = tell
+    def __init__(self, enrolment: Enrolment, links: Links, seat: Seat | None) -> None:
+        self._worker = enrolment.worker
+        self._mailbox = enrolment.mailbox
+        self._tell = enrolment.tell
         self._links = links
         self._seat = seat
-        self._stops = set(stops)
+        self._stops = set(enrolment.stops)
+        self.on_place = enrolment.on_place
         self._tried = -1 if seat is None else seat.generation
         self._is_ready = False
         self._is_agreed = False
         self._global_step = 0
         self.left = 0
+        self.is_behind = seat is None
         self.received: JobState | None = None
-        self.has_moved = False
         self.capture: Callable[[], JobState] = _no_state
-        mailbox.on_form = self._interrupt
+        self._mailbox.on_form = self._interrupt
 
     @property
     def seat(self) -> Seat:
@@ -119,6 +110,11 @@ class Member:
     def is_joiner(self) -> bool:
         """Whether this worker waits to be let in."""
         return self._seat is None
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of gradients sent so far, in all generations."""
+        return self._links.bytes_sent + (0 if self.channel is None else self.channel.gradient_bytes)
 
     @property
     def channel(self) -> Channel | None:
@@ -203,12 +199,16 @@ class Member:
         is_agreed, self._is_agreed = self._is_agreed, False
         if is_agreed:
             self._change(None)
-        while self.is_broken:
-            self._change(None)
+        self.repair()
         if global_step in self._stops:
             self._stops.discard(global_step)
             while self._change(None).at_step != global_step:
                 continue
+
+    def repair(self) -> None:
+        """Between two global steps, where no joiner could find the job: change the generation only if it is broken."""
+        while self.is_broken:
+            self._change(None)
 
     def _change(self, form: Form | None) -> Form:
         started = time.time()
@@ -237,16 +237,16 @@ class Member:
             self._tried = form.generation
             try:
                 seat, counts = self._meet(form, standing)
-            except PeerLostError as error:
-                self._tell(Lost(self._worker, form.generation, str(error)))
+            except (PeerLostError, RefusedError) as error:
+                self._links.drop()
+                self._tell(Lost(self._worker, form.generation, str(error), isinstance(error, RefusedError)))
                 form = None
                 continue
             reach("rescale.formed")
             if self._mailbox.wait_go(form.generation):
                 self._sit_down(form, seat)
                 return form, counts
-            if seat is not None and seat.channel is not None:
-                seat.channel.abandon("another generation forms")
+            self._links.drop()
             form = None
 
     def _meet(self, form: Form, standing: Standing | None) -> tuple[Seat | None, bool]:
@@ -288,10 +288,10 @@ class Member:
         self._links.keep(seat.channel)
         self._seat = seat
         self._is_agreed = False
-        self.has_moved = True
 
     def close(self) -> None:
         """The script has ended."""
+        self._seat = None if self._seat is None else replace(self._seat, channel=None)
         self._mailbox.on_form = lambda form: None
         self._links.close()
 

@@ -174,9 +174,7 @@ def _about(module: nn.Module) -> dict[str, Any]:
 
 
 def _buffers(module: nn.Module) -> list[tuple[str, str, Tensor | None]]:
-    return [
-        (prefix, name, buffer) for prefix, part in module.named_modules() for name, buffer in part._buffers.items()
-    ]
+    return [(prefix, name, buffer) for prefix, part in module.named_modules() for name, buffer in part._buffers.items()]
 
 
 @torch.no_grad()

@@ -96,9 +96,7 @@ class Track:
         self.here = dataclasses.replace(self.here, epoch=epoch, loops=0, sums=0)
 
     def end_epochs(self) -> None:
-        self.here = dataclasses.replace(
-            self.here, epoch_loops=self.here.epoch_loops + 1, epoch=None, loops=0, sums=0
-        )
+        self.here = dataclasses.replace(self.here, epoch_loops=self.here.epoch_loops + 1, epoch=None, loops=0, sums=0)
 
     def begin_loop(self, *, is_training: bool) -> int | None:
         """A loop over a loader begins: at which mini-batch, or None if it is over already."""
@@ -122,9 +120,7 @@ class Track:
         if self._target is None or self._is_here():
             return None
         is_inner = self.here.epoch is not None
-        known, done = (
-            (self.journal.inner, self.here.sums) if is_inner else (self.journal.outer, self.here.outer_sums)
-        )
+        known, done = (self.journal.inner, self.here.sums) if is_inner else (self.journal.outer, self.here.outer_sums)
         if done >= len(known):
             raise self._astray()
         self._count_sum()

@@ -6,12 +6,13 @@ Runs in the worker process, called by the session. Changes no number.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from easyscale.core.digest import combine
 from easyscale.core.job import WatchSpec
-from easyscale.core.messages import Opened, StepReport
+from easyscale.core.messages import Logged, Opened, StepReport
 from easyscale.train.process.channel import Channel
 from easyscale.train.process.dump import write_state
 from easyscale.train.process.output import OutputRouter
@@ -70,6 +71,15 @@ class LauncherObserver:
             self._channel.send(Opened(self._worker_rank, session.num_ests))
         return self.session
 
+    def place(self, ranks: tuple[int, ...]) -> None:
+        """The worker runs these virtual ranks from now on."""
+        self._is_main = self._output.is_main = 0 in ranks
+
+    def passed(self, global_step: int, scalars: Mapping[int, Mapping[str, float]]) -> None:
+        """Sent at once: after this the other workers may finish the step without this one."""
+        if scalars:
+            self._channel.send(Logged(self._worker_rank, global_step, _by_name(scalars)))
+
     def step(self, record: StepRecord) -> None:
         self.steps += 1
         self._broken_turn = None
@@ -83,10 +93,7 @@ class LauncherObserver:
                 epoch=record.epoch,
                 total_steps=record.total_steps,
                 seconds=record.seconds,
-                scalars={
-                    str(rank): {name: float(value) for name, value in values.items()}
-                    for rank, values in record.scalars.items()
-                },
+                scalars=_by_name(record.scalars),
                 digest=None if tensors is None else combine(tensors),
                 tensors=tensors,
             )
@@ -98,6 +105,10 @@ class LauncherObserver:
         if self._is_main and self._watch.dump_path is not None:
             write_state(record.state(), Path(self._watch.dump_path))
         raise DumpTaken
+
+
+def _by_name(scalars: Mapping[int, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    return {str(rank): {name: float(value) for name, value in own.items()} for rank, own in scalars.items()}
 
 
 def _is_iterator_dropped() -> bool:

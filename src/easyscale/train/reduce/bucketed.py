@@ -1,9 +1,9 @@
 """Averages gradients bucket by bucket over workers, while the last EST's backward still runs.
 
 Runs in the worker. What a first pass shows (which parameters take part, in which order their gradients arrive, how
-often a turn accumulates into each) is used from then on. A worker that sees something else says so in a flag that
-rides on the last bucket, and so does one that is to leave or to meet others. Only then all workers compare notes and redo what was wrong: while nothing differs, no
-message more than DDP's is sent.
+often a turn accumulates into each) is used from then on. A worker that sees something else says so in a flag that rides
+on the last bucket, and so does one that is ready for another membership. Only then all workers compare notes and redo
+what was wrong: while nothing differs, no message more than DDP's is sent.
 """
 
 from __future__ import annotations
