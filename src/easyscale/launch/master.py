@@ -149,14 +149,14 @@ class Master:
 
     def lost(self, message: Lost, now: float) -> None:
         """A worker cannot reach the others: whose end it was is soon known, or nobody's."""
-        if message.generation != self._newest:
+        if message.generation not in (self.generation, self._newest):
             return
         if message.is_refused:
             self._drop_wishes(message.reason)
             self._form_urgent(now, "a change was refused")
             return
         if self._suspect is None:
-            self._suspect = (message.generation, now + SETTLE_S, message.reason)
+            self._suspect = (self._newest, now + SETTLE_S, message.reason)
 
     def leaving(self, worker: int, now: float) -> None:
         """Somebody has asked ``worker`` to end."""

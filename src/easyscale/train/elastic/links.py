@@ -31,7 +31,6 @@ class Links:
         self._current = current
         self._opening: Channel | None = None
         self._newest = generation
-        self._is_urgent = False
         self.bytes_sent = 0
 
     def open(self, form: Form, rank: int) -> Channel | None:
@@ -77,14 +76,11 @@ class Links:
         if channel is not None:
             channel.abandon("another generation forms")
 
-    def abandon(self, generation: int, *, is_urgent: bool) -> None:
-        """``generation`` was ordered: nobody comes to an earlier one any more. From any thread.
-
-        If it is urgent, a worker of the one in use was lost.
-        """
+    def abandon(self, generation: int) -> None:
+        """``generation`` was ordered because a worker was lost: nobody waits for an earlier one. From any thread."""
         with self._lock:
             self._newest = max(self._newest, generation)
-            channels = [self._opening, self._current if is_urgent else None]
+            channels = [self._opening, self._current]
         for channel in channels:
             if channel is not None:
                 channel.abandon("a worker was lost")

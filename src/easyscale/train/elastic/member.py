@@ -128,7 +128,8 @@ class Member:
 
     def _interrupt(self, form: Form) -> None:
         """In the thread that listens: whoever waits for workers of an earlier generation waits in vain."""
-        self._links.abandon(form.generation, is_urgent=form.is_urgent)
+        if form.is_urgent:
+            self._links.abandon(form.generation)
 
     # -- operations --------------------------------------------------------------------------------------------
 
