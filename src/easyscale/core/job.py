@@ -78,10 +78,13 @@ class WatchSpec:
 
     Attributes:
         digests: hash every tensor after every global step (``easyscale verify``).
+        by_all: by every worker, not only by virtual rank 0's: so that no step's hash is lost with a worker, and that
+            workers which do not agree are noticed.
         dump_step: write all tensors as they are after this global step to ``dump_path`` and end the run.
     """
 
     digests: bool = False
+    by_all: bool = False
     dump_step: int | None = None
     dump_path: str | None = None
 

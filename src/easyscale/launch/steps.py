@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from easyscale.core.errors import JobFailedError
 from easyscale.core.events import StepEvent
 from easyscale.core.messages import Logged, StepReport
 
@@ -73,6 +74,12 @@ def _merged(report_by_worker: dict[int, StepReport], logged: Scalars) -> StepRep
     for report in reports:
         _merge(logged, report.scalars)
     main = next((report for report in reports if report.tensors is not None), reports[0])
+    for report in reports:
+        if report.digest not in (None, main.digest):
+            raise JobFailedError(
+                f"workers {main.worker_rank} and {report.worker_rank} hold different tensors after global step "
+                f"{report.global_step}, which must never be: please report it, with the script"
+            )
     return StepReport(
         worker_rank=main.worker_rank,
         global_step=main.global_step,

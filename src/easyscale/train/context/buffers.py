@@ -36,6 +36,7 @@ class ModuleBuffers:
         self._parts: list[nn.Module] = []
         self._start: Snapshot = []
         self._kept: dict[int, Snapshot] = {}
+        self._kept_before: dict[int, Snapshot] = {}
         self._versions: list[tuple[int, int]] = []
 
     def move(self, ranks: tuple[int, ...], *, may_repeat: bool) -> None:
@@ -52,6 +53,7 @@ class ModuleBuffers:
     def begin_pass(self) -> None:
         """Remember what every EST of this pass starts from."""
         self._parts = list(self._module.modules())
+        self._kept_before = dict(self._kept)
         if self._is_alone:
             return
         if self._kept and self._versions != self._seen():
@@ -92,8 +94,10 @@ class ModuleBuffers:
 
     def abort_pass(self) -> None:
         """Back to the start of the pass: its results do not count."""
+        self._kept = self._kept_before
         if not self._is_alone:
             self._load(self._start)
+        self._versions = self._seen()
 
     def _live(self) -> list[Tensor]:
         return [buffer for part in self._parts for buffer in part._buffers.values() if buffer is not None]

@@ -84,7 +84,7 @@ class LauncherObserver:
         self.steps += 1
         self._broken_turn = None
         self.find_session()
-        is_watched = self._watch.digests and self._is_main
+        is_watched = self._watch.digests and (self._is_main or self._watch.by_all)
         tensors = record.fingerprint() if is_watched else None
         self._channel.report(
             StepReport(
