@@ -315,9 +315,6 @@ class Master:
         if len(chosen) == missing:
             members = [*staying, *chosen]
             self._order(Form(self._next(), str(placement), members, chosen, "", False, at_step), reason, now)
-            if at_step is not None:
-                self._schedule.popleft()
-                self._target = placement
 
     def _start(self) -> None:
         number = max(self._workers) + 1
@@ -328,9 +325,6 @@ class Master:
         """Those that are left of the present generation meet anew, at once."""
         self._suspect = None
         members = [one.number for one in self._present()]
-        if self._pending is not None and self._pending.at_step is not None:
-            placement = Placement.parse(self._pending.placement)
-            self._schedule.appendleft((self._pending.at_step, placement))
         if not members:
             self._pending = None
             if not any(one.has_finished for one in self._workers.values()):
@@ -363,6 +357,8 @@ class Master:
         self._pending, self._suspect = None, None
         if form.joiners:
             self._failed_joiners = 0
+        if self._schedule and form.at_step == self._schedule[0][0]:
+            self._target = self._schedule.popleft()[1]
         for number in self._expected - set(form.members):
             self._workers[number].is_leaving = True
         self.members, self.generation = list(form.members), form.generation

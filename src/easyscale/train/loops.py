@@ -13,6 +13,7 @@ from easyscale.train.data.loader import ElasticLoader
 from easyscale.train.ddp import PlainTurns
 from easyscale.train.elastic.member import RepeatError
 from easyscale.train.elastic.mover import Mover
+from easyscale.train.elastic.shares import Shares
 from easyscale.train.elastic.track import Track
 from easyscale.train.flat import flat
 from easyscale.train.optim import StepCalls
@@ -237,16 +238,27 @@ class Loops:
         self._come_in()
         if self.track.begin_loop(is_training=False) is None:
             return
+        shares = Shares(self._mover, self.turns)
         try:
-            for rank, batch in loader.evaluation(self.epoch, self.turns.ranks):
-                self.evaluating = rank
-                self._observer.turn(rank)
-                yield batch
-                reach("evaluation.in_loop")
+            while ranks := shares.next():
+                for rank, batch in loader.evaluation(self.epoch, ranks):
+                    self.evaluating = rank
+                    self._observer.turn(rank)
+                    yield batch
+                    reach("evaluation.in_loop")
+                self._end_evaluation()
+        except GeneratorExit:
+            self._end_evaluation()
+            if not self.is_closed:
+                shares.leave()
+            raise
         finally:
-            self.evaluating = None
-            self._observer.turn(None)
+            self._end_evaluation()
             self.track.end_loop()
+
+    def _end_evaluation(self) -> None:
+        self.evaluating = None
+        self._observer.turn(None)
 
     def total(self, value: Any, num_ests: int) -> Any:
         """``session.sum``."""

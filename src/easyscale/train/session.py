@@ -51,7 +51,12 @@ class Session:
     def _be_elastic(self, turns: Turns, member: Member, observer: runtime.Observer) -> None:
         job, track, contexts = self._job, self._loops.track, Contexts()
         self._keeper = StateKeeper(job.spec, job.device, self._prepared, self._registered, turns, track, contexts)
-        turns.before_commit = lambda: observer.passed(self.global_step, self._log.values())
+
+        def say_what_was_logged() -> None:
+            if member.channel is not None:
+                observer.passed(self.global_step, self._log.values())
+
+        turns.before_commit = say_what_was_logged
         self._loops.be_elastic(Mover(member, turns, self._keeper, track, contexts, member.on_place))
 
     @property

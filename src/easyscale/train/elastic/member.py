@@ -201,10 +201,8 @@ class Member:
         if is_agreed:
             self._change(None)
         self.repair()
-        if global_step in self._stops:
-            self._stops.discard(global_step)
-            while self._change(None).at_step != global_step:
-                continue
+        while global_step in self._stops:
+            self._change(None)
 
     def repair(self) -> None:
         """Between two global steps, where no joiner could find the job: change the generation only if it is broken."""
@@ -236,6 +234,9 @@ class Member:
             if form is None:
                 form = self._mailbox.wait_form(self._tried, is_urgent=is_urgent)
             self._tried = form.generation
+            if self._seat is None and self._worker not in form.members:
+                form = None  # others meet, and this one goes on waiting to be let in
+                continue
             try:
                 seat, counts = self._meet(form, standing)
             except (PeerLostError, RefusedError) as error:
@@ -287,6 +288,8 @@ class Member:
         if seat is None:
             raise RetiredError
         self._links.keep(seat.channel)
+        if form.at_step is not None:
+            self._stops.discard(form.at_step)
         self._seat = seat
         self._is_agreed = False
 

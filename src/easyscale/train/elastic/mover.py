@@ -47,6 +47,10 @@ class Mover:
         self.generation = -1 if member.is_joiner else member.seat.generation
 
     @property
+    def num_ests(self) -> int:
+        return self._member.seat.placement.num_ests
+
+    @property
     def channel(self) -> Channel | None:
         """To the other workers of the generation."""
         return self._member.channel
@@ -60,14 +64,15 @@ class Mover:
         self._member.received = None
         self._member.left = state.meta["left"]
         position, journal = self._keeper.position(state)
-        self._track.follow(position, journal, lambda: self._arrive(state))
+        self._track.follow(position, journal, lambda: self._arrive(state, position.number))
         return state.global_step
 
-    def _arrive(self, state: JobState) -> None:
+    def _arrive(self, state: JobState, number: int | None) -> None:
         reach("joiner.arrived")
         self._keeper.apply(state)
         self._member.is_behind = False
         self.settle()
+        self.border(state.global_step, number)  # where the others may wait for more orders
 
     def settle(self) -> None:
         """Run the ESTs that this worker has in the present generation."""

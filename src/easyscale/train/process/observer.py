@@ -41,6 +41,7 @@ class LauncherObserver:
         self._broken_turn: int | None = None
         self.session: Session | None = None
         self.steps = 0
+        self._passed: dict[str, dict[str, float]] | None = None
 
     @property
     def failed_turn(self) -> int | None:
@@ -77,23 +78,28 @@ class LauncherObserver:
 
     def passed(self, global_step: int, scalars: Mapping[int, Mapping[str, float]]) -> None:
         """Sent at once: after this the other workers may finish the step without this one."""
+        self._passed = _by_name(scalars)
         if scalars:
-            self._channel.send(Logged(self._worker_rank, global_step, _by_name(scalars)))
+            self._channel.send(Logged(self._worker_rank, global_step, self._passed))
 
     def step(self, record: StepRecord) -> None:
         self.steps += 1
         self._broken_turn = None
         self.find_session()
+        scalars, passed = _by_name(record.scalars), self._passed
+        self._passed = None
         is_watched = self._watch.digests and (self._is_main or self._watch.by_all)
         tensors = record.fingerprint() if is_watched else None
-        self._channel.report(
+        # where the worker may be lost, what was not said before the pass counted is said at once
+        hand_over = self._channel.report if passed is None or passed == scalars else self._channel.send
+        hand_over(
             StepReport(
                 worker_rank=self._worker_rank,
                 global_step=record.global_step,
                 epoch=record.epoch,
                 total_steps=record.total_steps,
                 seconds=record.seconds,
-                scalars=_by_name(record.scalars),
+                scalars=scalars,
                 digest=None if tensors is None else combine(tensors),
                 tensors=tensors,
             )
