@@ -28,7 +28,9 @@ parser.add_argument("--sleep", type=float, default=0.0, help="seconds in every m
 parser.add_argument("--workers", type=int, help="data workers")
 parser.add_argument("--persistent", action="store_true")
 args = parser.parse_args()
-import faulthandler, signal; faulthandler.register(signal.SIGUSR1)
+import faulthandler, signal
+
+faulthandler.register(signal.SIGUSR1)
 
 recipe = RECIPES[args.recipe]
 session = easyscale.session(seed=SEED)

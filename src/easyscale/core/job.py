@@ -98,6 +98,7 @@ class Fault:
         step: only in this global step; None: the first time that the point is reached.
         worker_rank: only this worker; None: every one.
         virtual_rank: only the worker that hosts it.
+        claim: file that says that it has happened: once in a run.
     """
 
     point: str
@@ -105,3 +106,4 @@ class Fault:
     step: int | None = None
     worker_rank: int | None = None
     virtual_rank: int | None = None
+    claim: str | None = None

@@ -15,7 +15,7 @@ class Elasticity:
     Attributes:
         min_workers: no fewer may be asked for; when new workers cannot be started and fewer are left, the run ends.
         max_workers: no more may be asked for.
-        schedule: changes at fixed global steps, in their order.
+        schedule: changes at fixed global steps, in their order: to a placement, or to a number of workers.
         replaces: whether workers that were lost are replaced.
         max_failures: so many workers may be lost in a row, without ten global steps between.
         hang_timeout_s: how long a worker may say nothing before it is killed.
@@ -24,7 +24,7 @@ class Elasticity:
 
     min_workers: int = 1
     max_workers: int = 1
-    schedule: tuple[tuple[int, Placement], ...] = ()
+    schedule: tuple[tuple[int, Placement | int], ...] = ()
     replaces: bool = True
     max_failures: int = 20
     hang_timeout_s: float = 30.0

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from signal import Signals
+from typing import Any
 
-from easyscale.core.errors import EasyScaleError, JobFailedError
+from easyscale.core.errors import EasyScaleError, JobFailedError, RefusedError
 from easyscale.core.events import LossEvent
 from easyscale.core.messages import (
     Failed,
@@ -34,6 +35,7 @@ from easyscale.core.messages import (
 )
 from easyscale.core.placement import Placement
 from easyscale.launch import failure
+from easyscale.launch.control import Control
 from easyscale.launch.failure import Failure
 from easyscale.launch.fleet import Fleet, rendezvous_store
 from easyscale.launch.folder import EventLog, RunFolder
@@ -75,7 +77,10 @@ class Ending:
 class LocalRun:
     """One run: start the workers, listen until all have ended, tell the listener and the event log."""
 
-    def __init__(self, spec: RunSpec, folder: RunFolder, listener: Listener, event_log: EventLog) -> None:
+    def __init__(
+        self, spec: RunSpec, folder: RunFolder, listener: Listener, event_log: EventLog, control: Control
+    ) -> None:
+        self._control = control
         self._spec = spec
         self._folder = folder
         self._listener = listener
@@ -137,19 +142,30 @@ class LocalRun:
             may_move=rules.may_move,
             is_joiner=is_joiner,
             stops=[step for step, _ in rules.schedule],
-            faults=list(rules.faults),
+            faults=[replace(f, claim=f"{self._store_path}-fault-{n}") for n, f in enumerate(rules.faults)],
         )
 
     # -- listening ---------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
         """Take one message of each worker that has one, and notice ends."""
-        for worker in self._fleet.wait(self._signals, _TICK_S):
+        for worker in self._fleet.wait(self._signals, self._control.sources, _TICK_S):
             if worker.has_message():
                 self._take(worker)
             elif worker.exit_code is not None:
                 self._bury(worker)
+        self._control.serve(self._answer)
         self._listener.tick()
+
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What another command asks for."""
+        if request["ask"] != "scale":
+            raise RefusedError(f"{request['ask']!r} is nothing that this version can be asked for")
+        wanted = request.get("workers") or Placement.parse(request["placement"])
+        before = self._master.placement
+        target = self._master.scale(wanted, time.time())
+        self._listener.notice(f"asked to go on with placement {target}")
+        return {"from": str(before), "to": str(target)}
 
     def _take(self, worker: WorkerProcess) -> None:
         try:
@@ -245,6 +261,7 @@ class LocalRun:
         done = self._rescales.rest() if global_step is None else self._rescales.step(global_step, time.time())
         for event in done:
             self._event_log.write(event)
+            self._listener.rescale(event)
 
     def _progress(self, worker: WorkerProcess) -> str:
         if not worker.has_started_script:

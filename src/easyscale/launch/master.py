@@ -222,7 +222,7 @@ class Master:
             RefusedError: it is out of the job's range, or the job cannot change now.
         """
         num_ests = self.placement.num_ests
-        target = Placement.even(num_ests, wanted) if isinstance(wanted, int) else wanted
+        target = self._placed(wanted)
         if target.num_ests != num_ests:
             raise RefusedError(f"placement {target} holds {target.num_ests} ESTs but the job has {num_ests}")
         low, high = self._rules.min_workers, self._rules.max_workers
@@ -237,6 +237,9 @@ class Master:
         self._failed_joiners = 0
         self._decide(now)
         return target
+
+    def _placed(self, wanted: Placement | int) -> Placement:
+        return Placement.even(self.placement.num_ests, wanted) if isinstance(wanted, int) else wanted
 
     def can_lose(self, worker: int) -> bool:
         """Whether the job goes on without ``worker``: others have the job's state, or it has nothing of it."""
@@ -291,8 +294,8 @@ class Master:
         if self.placement != self._target and (self._rules.replaces or self._wish == "scale"):
             return self._target, None, self._wish
         if self._schedule:
-            step, placement = self._schedule[0]
-            return placement, step, "schedule"
+            step, wanted = self._schedule[0]
+            return self._placed(wanted), step, "schedule"
         return None
 
     def _advance(self, now: float) -> None:
@@ -358,7 +361,7 @@ class Master:
         if form.joiners:
             self._failed_joiners = 0
         if self._schedule and form.at_step == self._schedule[0][0]:
-            self._target = self._schedule.popleft()[1]
+            self._target = self._placed(self._schedule.popleft()[1])
         for number in self._expected - set(form.members):
             self._workers[number].is_leaving = True
         self.members, self.generation = list(form.members), form.generation

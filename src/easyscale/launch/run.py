@@ -10,6 +10,7 @@ from typing import Any
 
 from easyscale.core import events
 from easyscale.core.messages import Finished
+from easyscale.launch.control import Control
 from easyscale.launch.engine import Ending, LocalRun
 from easyscale.launch.failure import Failure
 from easyscale.launch.folder import EventLog, RunFolder
@@ -63,7 +64,8 @@ def run(spec: RunSpec, folder: RunFolder, listener: Listener) -> RunResult:
     """Run a script to its end; call it inside ``running_forkserver()``."""
     with EventLog(folder.path / events.FILE_NAME, listener.notice) as event_log:
         event_log.write(_start_event(spec))
-        ending = LocalRun(spec, folder, listener, event_log).execute()
+        with Control(folder.path, listener.notice) as control:
+            ending = LocalRun(spec, folder, listener, event_log, control).execute()
         result = _result(ending, folder)
         if result.failure is not None:
             event_log.write(_failure_event(result.failure))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from easyscale.core.events import StepEvent
+from easyscale.core.events import RescaleEvent, StepEvent
 from easyscale.core.job import ScriptSpec, WatchSpec
 from easyscale.core.placement import Placement
 from easyscale.launch.elasticity import Elasticity
@@ -39,6 +39,9 @@ class Listener(Protocol):
 
     def step(self, event: StepEvent, total_steps: int | None) -> None:
         """All workers have finished a global step."""
+
+    def rescale(self, event: RescaleEvent) -> None:
+        """The job has changed its workers."""
 
     def notice(self, sentence: str) -> None:
         """Something the user should know; the run goes on."""

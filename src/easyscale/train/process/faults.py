@@ -63,7 +63,16 @@ def reach(point: str) -> None:
         is_here = fault.step in (None, step) and (fault.virtual_rank is None or fault.virtual_rank in ranks)
         if fault.point == point and is_here:
             _armed.remove(fault)
-            _fail(fault.action)
+            if fault.claim is None or _claim(fault.claim):
+                _fail(fault.action)
+
+
+def _claim(path: str) -> bool:
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        return False
+    return True
 
 
 def _fail(action: str) -> None:
