@@ -12,10 +12,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from consistency.recipes import RECIPES, SEED  # noqa: E402
-from torch.utils.data import DataLoader  # noqa: E402
+from torch.utils.data import DataLoader
 
-import easyscale  # noqa: E402
+import easyscale
+from consistency.recipes import RECIPES, SEED
 
 parser = argparse.ArgumentParser()
 parser.add_argument("recipe")
@@ -28,9 +28,6 @@ parser.add_argument("--sleep", type=float, default=0.0, help="seconds in every m
 parser.add_argument("--workers", type=int, help="data workers")
 parser.add_argument("--persistent", action="store_true")
 args = parser.parse_args()
-import faulthandler, signal
-
-faulthandler.register(signal.SIGUSR1)
 
 recipe = RECIPES[args.recipe]
 session = easyscale.session(seed=SEED)

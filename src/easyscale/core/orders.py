@@ -17,7 +17,8 @@ class Form:
         placement: as ``Placement`` writes it.
         members: workers by rank in the generation.
         joiners: those of them that have no state of the job yet.
-        store_path: file of the rendezvous store, for this generation alone.
+        store_path: folder or file in which they meet, for this generation alone.
+        source: where all members are joiners: the worker that gives them the state and then leaves.
         is_urgent: a worker was lost, or a generation did not come about: leave whatever waits for others.
         at_step: the border before this global step and no other; None leaves it to the workers to agree on one.
     """
@@ -29,6 +30,7 @@ class Form:
     store_path: str
     is_urgent: bool = False
     at_step: int | None = None
+    source: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

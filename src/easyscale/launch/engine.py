@@ -86,6 +86,7 @@ class LocalRun:
         self._listener = listener
         self._event_log = event_log
         self._store_path = ""
+        self._working_dir = str(Path.cwd())
         self._fleet = Fleet()
         self._master = Master(spec.placement, spec.elasticity, "")
         self._placements = [spec.placement]
@@ -137,7 +138,7 @@ class LocalRun:
             is_num_ests_explicit=spec.is_num_ests_explicit,
             watch=spec.watch,
             log_dir=str(self._folder.logs.absolute()),
-            working_dir=str(Path.cwd()),
+            working_dir=self._working_dir,
             search_path=sys.path if getattr(sys.flags, "safe_path", False) else sys.path[1:],
             may_move=rules.may_move,
             is_joiner=is_joiner,

@@ -8,7 +8,7 @@ then the one before is what a loss falls back to.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from easyscale.core.errors import RefusedError
 from easyscale.core.messages import Formed, Lost
@@ -317,7 +317,8 @@ class Master:
         chosen = [one.number for one in joiners if one.is_ready][:missing]
         if len(chosen) == missing:
             members = [*staying, *chosen]
-            self._order(Form(self._next(), str(placement), members, chosen, "", False, at_step), reason, now)
+            source = None if staying else present[0].number
+            self._order(Form(self._next(), str(placement), members, chosen, "", False, at_step, source), reason, now)
 
     def _start(self) -> None:
         number = max(self._workers) + 1
@@ -344,7 +345,7 @@ class Master:
 
     def _order(self, form: Form, reason: str, now: float) -> None:
         store = f"{self._store_path}-{form.generation}"
-        form = Form(form.generation, form.placement, form.members, form.joiners, store, form.is_urgent, form.at_step)
+        form = replace(form, store_path=store)
         old = {one.number for one in self._present()}
         interrupted = set() if self._pending is None else set(self._pending.members)
         self._newest, self._pending, self._formed = form.generation, form, {}

@@ -89,7 +89,8 @@ class Session:
     @property
     def sync_gradients(self) -> bool:
         """Whether an update made now acts: always outside turns, in the drop-in form in the last local EST's turn."""
-        return self._turns.rank is None or (self._turns.is_drop_in and self._turns.is_last)
+        turns = self._turns
+        return turns.rank is None or (turns.is_drop_in and turns.is_last and not turns.must_repeat)
 
     @property
     def global_step(self) -> int:

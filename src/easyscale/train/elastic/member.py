@@ -255,11 +255,17 @@ class Member:
         times = {"border": time.time()}
         placement = Placement.parse(form.placement)
         if self._worker not in form.members:
+            if self._worker == form.source:
+                self._give_all(form)
             self._tell(Formed(self._worker, form.generation, self._global_step, times))
             return None, False
-        rank = form.members.index(self._worker)
+        rank, size = form.members.index(self._worker), len(form.members)
         reach("rescale.before_meeting")
-        channel = self._links.open(form, rank)
+        if form.source is not None:
+            beside = self._links.open(form, rank, size + 1, "-state")
+            assert beside is not None
+            self.received = transfer.receive(beside, size)
+        channel = self._links.open(form, rank, size)
         standings = _exchange(channel, standing)
         times["met"] = time.time()
         reach("rescale.before_state")
@@ -270,11 +276,17 @@ class Member:
         self._tell(Formed(self._worker, form.generation, self._global_step, times))
         return Seat(form.generation, placement, rank, channel), counts
 
+    def _give_all(self, form: Form) -> None:
+        """This worker leaves, and all members are new."""
+        beside = self._links.open(form, len(form.members), len(form.members) + 1, "-state")
+        assert beside is not None
+        transfer.send(beside, self.capture(), range(len(form.members)))
+
     def _hand_over(self, form: Form, channel: Channel | None, rank: int) -> None:
         """Each joiner is sent the job's state by one of the others."""
         others = [place for place, worker in enumerate(form.members) if worker not in form.joiners]
         joiners = [place for place, worker in enumerate(form.members) if worker in form.joiners]
-        if not joiners or channel is None:
+        if not joiners or not others or channel is None:
             return
         sources = {place: others[number % len(others)] for number, place in enumerate(joiners)}
         if rank in sources:
