@@ -58,7 +58,17 @@ def test_another_version_says_so() -> None:
 
 def test_a_worker_gets_the_configuration_that_was_made_for_it() -> None:
     config = WorkerConfig(
-        1, 2, "0|1", "store", ScriptSpec("t.py", ("--x", "1")), {"seed": 1}, True, WatchSpec(True, False, 3), "l", "w", ["p"]
+        1,
+        2,
+        "0|1",
+        "store",
+        ScriptSpec("t.py", ("--x", "1")),
+        {"seed": 1},
+        True,
+        WatchSpec(True, False, 3),
+        "l",
+        "w",
+        ["p"],
     )
     assert WorkerConfig.from_json(config.to_json()) == config
 

@@ -28,6 +28,9 @@ class FlatHost(Protocol):
     @property
     def is_closed(self) -> bool: ...
 
+    @property
+    def is_in_step(self) -> bool: ...
+
     def open(self, source: Source) -> Feed | None: ...
 
     def close_feed(self, feed: Feed) -> None: ...
@@ -40,9 +43,16 @@ class FlatHost(Protocol):
 
     def leave_broken(self, sentence: str) -> None: ...
 
+    def abort_step(self) -> None: ...
+
 
 def flat(host: FlatHost, source: Source) -> Iterator[Any]:
     """Mini-batches of the local ESTs; updates act in the last one's turn."""
+    if host.is_in_step:
+        raise UsageError(
+            "a second prepared loader is iterated over while a global step runs over the first: go through both in "
+            "the two-loop form, `for a, b in zip(session.steps(first), session.steps(second)): for x in a: ...`"
+        )
     feed = host.open(source)
     if feed is None:
         return
@@ -61,6 +71,9 @@ def flat(host: FlatHost, source: Source) -> Iterator[Any]:
             feed.settle(first)
     except GeneratorExit:
         loop.leave()
+        raise
+    except BaseException:
+        loop.fail()
         raise
     finally:
         host.close_feed(feed)
@@ -100,6 +113,16 @@ class _Loop:
                 f"each mini-batch: give the LR scheduler to session.prepare, or change them where "
                 f"session.sync_gradients is true"
             )
+
+    def fail(self) -> None:
+        """An error came from loading, or from what runs a step."""
+        host = self._host
+        if self._is_begun or host.calls.has_any:
+            host.leave_broken(
+                f"loading a mini-batch of global step {host.global_step} failed, and the script went on, but other "
+                "ESTs have had theirs: let the error end the run, or let the dataset give another sample"
+            )
+        host.abort_step()
 
     def leave(self) -> None:
         """The script left the loop: the step counts if its update was made."""

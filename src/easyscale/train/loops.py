@@ -22,7 +22,7 @@ from easyscale.train.process.faults import reach
 from easyscale.train.reduce.channel import Channel
 from easyscale.train.runtime import Observer, StepRecord
 from easyscale.train.source import CountedSource, Feed, LoaderSource, Source
-from easyscale.train.step import Step, Steps
+from easyscale.train.step import Loud, Step, Steps
 from easyscale.train.totals import Log, job_least, job_sum
 from easyscale.train.turns import Turns
 
@@ -154,7 +154,7 @@ class Loops:
                 "session.prepare returned, or a number of steps"
             )
         chosen = CountedSource(source, accumulate) if isinstance(source, int) else self._source(source, accumulate)
-        return Steps(lambda: self._steps(chosen), chosen.count)
+        return Steps(lambda: Loud(self._steps(chosen)), chosen.count)
 
     def _source(self, loader: ElasticLoader, per_turn: int) -> LoaderSource:
         return LoaderSource(loader, per_turn, self.turns.rng if self._is_carried else None, self._agree)
@@ -163,10 +163,11 @@ class Loops:
         """A training loop begins; None if it is over already in a job that this worker has joined."""
         self.check()
         self._come_in()
+        was_behind = self.track.is_behind
         start = self.track.begin_loop(is_training=True)
         if start is None:
             return None
-        feed = Feed(source, self.turns, self._mover, start)
+        feed = Feed(source, self.turns, self._mover, start, is_joining=was_behind and start > 0)
         self._total = self._expected(feed)
         return feed
 
@@ -196,6 +197,11 @@ class Loops:
         finally:
             self.close_feed(feed)
 
+    @property
+    def is_in_step(self) -> bool:
+        """Whether a global step runs."""
+        return self._is_in_step
+
     def begin_step(self) -> float:
         """A global step begins; when."""
         self._is_in_step = True
@@ -221,6 +227,11 @@ class Loops:
         """The script left a loop after a whole step, which ends when the script goes on."""
         self._left_at = started
 
+    def abort_step(self) -> None:
+        """A mini-batch could not be loaded: the step has not begun."""
+        self.turns.abort()
+        self._is_in_step = False
+
     def leave_broken(self, sentence: str) -> None:
         """The script left a loop in the middle of a step; nothing can go on."""
         self._broken = sentence
@@ -232,7 +243,7 @@ class Loops:
             raise UsageError(
                 "a prepared loader is iterated over inside an EST's turn: iterate over it outside the loop"
             )
-        return flat(self, self._source(loader, 1)) if self.prepared.is_training else self._evaluate(loader)
+        return Loud(flat(self, self._source(loader, 1)) if self.prepared.is_training else self._evaluate(loader))
 
     def _evaluate(self, loader: ElasticLoader) -> Iterator[Any]:
         self._come_in()

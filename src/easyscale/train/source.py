@@ -31,9 +31,9 @@ class LoaderSource:
     rng: RngPolicy | None
     agree: Callable[[int], int]
 
-    def open(self, ranks: tuple[int, ...], start: int) -> Stream:
+    def open(self, ranks: tuple[int, ...], start: int, *, is_joining: bool) -> Stream:
         """``start`` is where the loader's own position says."""
-        return self.loader.open(ranks, self.per_turn, self.rng, self.agree)
+        return self.loader.open(ranks, self.per_turn, self.rng, self.agree, is_joining=is_joining)
 
     def move(self, stream: Stream, ranks: tuple[int, ...], number: int, by_rank: dict[int, Any]) -> Stream:
         """The same mini-batches for other ESTs, from ``number`` on."""
@@ -54,7 +54,7 @@ class CountedSource:
     steps: int
     per_turn: int
 
-    def open(self, ranks: tuple[int, ...], start: int) -> Stream:
+    def open(self, ranks: tuple[int, ...], start: int, *, is_joining: bool) -> Stream:
         return Counter(self.steps * self.per_turn, start)
 
     def move(self, stream: Stream, ranks: tuple[int, ...], number: int, by_rank: dict[int, Any]) -> Stream:
@@ -74,16 +74,30 @@ Source = LoaderSource | CountedSource
 class Feed:
     """The stream of one loop, for whichever ESTs this worker runs.
 
+    Args:
+        start: its first mini-batch.
+        is_joining: the other workers are in the middle of the loop.
+
     Attributes:
         stream: what it is now.
     """
 
-    def __init__(self, source: Source, turns: Turns | PlainTurns, mover: Mover | None, start: int) -> None:
+    def __init__(
+        self, source: Source, turns: Turns | PlainTurns, mover: Mover | None, start: int, *, is_joining: bool
+    ) -> None:
         self._source = source
         self._turns = turns
         self._mover = mover
+        self.stream = self._open(start, is_joining)
         self._generation = 0 if mover is None else mover.generation
-        self.stream = source.open(turns.ranks, start)
+
+    def _open(self, start: int, is_joining: bool) -> Stream:
+        while True:
+            try:
+                return self._source.open(self._turns.ranks, start, is_joining=is_joining)
+            except RepeatError:  # a worker was lost while all looked at their loaders
+                assert self._mover is not None
+                self._mover.settle()
 
     def settle(self, number: int) -> None:
         """If this worker's ESTs are others now: give their mini-batches, from ``number`` on."""

@@ -86,6 +86,32 @@ class Steps:
         return self._count()
 
 
+class Loud(Iterator[Any]):
+    """An iterator that, after an error, does not look as if it had come to its end."""
+
+    def __init__(self, inner: Iterator[Any]) -> None:
+        self._inner = inner
+        self._error: BaseException | None = None
+
+    def __next__(self) -> Any:
+        if self._error is not None:
+            raise UsageError(
+                "the next mini-batch was asked for after loading one had failed: a mini-batch cannot be left out, so "
+                "let the error end the run, or let the dataset give another sample in the place of a broken one"
+            ) from self._error
+        try:
+            return next(self._inner)
+        except StopIteration:
+            raise
+        except BaseException as error:
+            self._error = error
+            raise
+
+    def close(self) -> None:
+        """The loop is left."""
+        self._inner.close()  # type: ignore[attr-defined]
+
+
 class Step:
     """A global step. ``for batch in step:`` runs forward and backward of every local EST.
 

@@ -1,8 +1,9 @@
-"""Where the death of a data worker is noticed: while a mini-batch is waited for, and nowhere else. Runs in the worker.
+"""Where the death of a data worker is noticed: while its pool waits for a mini-batch, and nowhere else. Runs in the
+worker.
 
 PyTorch's ``DataLoader`` sets a handler of SIGCHLD, once in a process, that raises in whatever line the main thread is
-at: in the middle of the script's forward, where nobody can deal with it. While prepared loaders have data workers, that
-handler is called in the moments alone in which we wait for them.
+at: in the middle of the script's forward, where nobody can deal with it. While there are pools, ours stands in its
+place. It raises only in the pool that waits, and only where the process was one of its own.
 """
 
 from __future__ import annotations
@@ -12,29 +13,37 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import wait
 from typing import Any
 
-_MESSAGE = "DataLoader worker"
+_LAST_WORDS_S = 0.5
+"""How long the end of a process may take to show, after its connection has broken."""
 
-_theirs: Callable[[int, Any], Any] | None = None
+_torchs: Any = None
+_before: Any = signal.SIG_DFL
 _pools = 0
-_is_waiting = False
-_has_news = False
+_waiter: Callable[[], None] | None = None
+
+
+class WorkerEndedError(Exception):
+    """A data worker is gone that should not be."""
 
 
 @contextmanager
 def starting() -> Iterator[None]:
     """Around the start of data workers, which may set PyTorch's handler; ``release`` undoes it."""
-    global _theirs, _pools
-    yield
+    global _torchs, _before, _pools
+    before = signal.getsignal(signal.SIGCHLD)
     _pools += 1
+    yield
     if threading.current_thread() is not threading.main_thread():
         return
     now = signal.getsignal(signal.SIGCHLD)
-    if now is not _on_child and getattr(now, "__module__", "").startswith("torch."):
-        _theirs = now  # type: ignore[assignment]
-    if _theirs is not None:
-        signal.signal(signal.SIGCHLD, _on_child)
+    if now is not before:
+        _torchs = now
+    if before is not _on_child:
+        _before = signal.SIG_DFL if before is _torchs else before
+    signal.signal(signal.SIGCHLD, _on_child)
 
 
 def release() -> None:
@@ -42,50 +51,89 @@ def release() -> None:
     global _pools
     _pools -= 1
     if _pools == 0 and signal.getsignal(signal.SIGCHLD) is _on_child:
-        signal.signal(signal.SIGCHLD, _theirs)
+        signal.signal(signal.SIGCHLD, _before if _torchs is None else _torchs)
 
 
 @contextmanager
-def noticed() -> Iterator[None]:
-    """Around the wait for a mini-batch: here a death raises ``RuntimeError``."""
-    global _is_waiting, _has_news
-    _is_waiting = True
+def noticed(check: Callable[[], None]) -> Iterator[None]:
+    """Around the wait for a mini-batch: ``check`` is called now, and whenever a process ends."""
+    global _waiter
+    _waiter = check
     try:
-        if _has_news and _theirs is not None:
-            _has_news = False
-            _theirs(signal.SIGCHLD, None)
+        check()
         yield
     finally:
-        _is_waiting = False
+        _waiter = None
 
 
 def _on_child(number: int, frame: Any) -> None:
-    global _has_news
-    if _is_waiting and _theirs is not None:
-        _theirs(number, frame)
-    else:
-        _has_news = True
+    if callable(_before):
+        _before(number, frame)
+    if _waiter is not None and not _is_in_finalizer(frame):
+        _waiter()
 
 
-def is_death(error: RuntimeError) -> bool:
-    """Whether PyTorch says that a data worker has ended."""
-    return str(error).startswith(_MESSAGE) and ("killed by signal" in str(error) or "exited unexpectedly" in str(error))
+def _is_in_finalizer(frame: Any) -> bool:
+    """Whether an exception raised now would be swallowed; PyTorch notices the death itself then, a little later."""
+    while frame is not None:
+        if frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
 
 
-def warn(error: RuntimeError, left: int) -> None:
+def raise_if_dead(processes: list[Any]) -> None:
+    """Raise for the first of these data workers that has ended.
+
+    Raises:
+        WorkerEndedError: it says which one, and how.
+    """
+    for process in processes:
+        if process.exitcode is not None:
+            raise WorkerEndedError(f"a data worker (pid {process.pid}) {_how(process.exitcode)}")
+
+
+def explain(error: Exception, processes: list[Any]) -> None:
+    """After an error that may have come from a death: if it did, raise that instead.
+
+    A mini-batch is handed over by the process that loaded it, so one that has died cannot any more.
+
+    Raises:
+        WorkerEndedError: a data worker has ended.
+    """
+    if processes and "Caught " not in str(error):  # that would be the data set's own, with its traceback
+        ended = wait([process.sentinel for process in processes], _LAST_WORDS_S)
+        for process in processes:
+            if process.sentinel in ended:
+                process.join()  # its connections end before it can be asked how it ended
+    raise_if_dead(processes)
+
+
+def _how(exit_code: int) -> str:
+    if exit_code >= 0:
+        return f"exited with status {exit_code}"
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:
+        name = f"signal {-exit_code}"
+    hint = " (that is how the system ends a process when memory runs out)" if name == "SIGKILL" else ""
+    return f"was ended by {name}{hint}"
+
+
+def warn(error: WorkerEndedError, left: int) -> None:
     """Say that data workers were replaced."""
     warnings.warn(
-        f"{str(error).strip()} Its mini-batches are loaded again, with the same values, by new data workers ({left} "
-        f"more may end like this). If memory ran out: fewer num_workers, a smaller prefetch_factor or more /dev/shm",
+        f"{error}: what it had to load is loaded again, with the same values, by new data workers ({left} more may end "
+        f"like this). If memory ran out: fewer num_workers, a smaller prefetch_factor or more /dev/shm",
         RuntimeWarning,
         stacklevel=2,
     )
 
 
-def describe(error: RuntimeError) -> str:
+def describe(error: WorkerEndedError) -> str:
     """What to tell when no more data workers are replaced."""
     return (
-        f"{str(error).strip()} No data worker is replaced any more (session.prepare(..., replace_data_workers=N) "
-        f"allows N). If memory ran out: fewer num_workers, a smaller prefetch_factor or more /dev/shm; if the data "
-        f"set crashes: num_workers=0 shows where"
+        f"{error}, and no more of them are replaced (session.prepare(..., replace_data_workers=N) allows N). If memory "
+        f"ran out: fewer num_workers, a smaller prefetch_factor or more /dev/shm; if the dataset crashes: "
+        f"num_workers=0 shows where"
     )

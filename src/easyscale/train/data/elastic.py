@@ -11,8 +11,9 @@ from easyscale.core.job import JobSpec
 from easyscale.train.data.loader import ElasticLoader, LoaderHost
 from easyscale.train.data.plan import LoaderOrder
 from easyscale.train.data.pulling import PulledDataset
-from easyscale.train.data.seeding import SeededDataset
-from easyscale.train.data.share import can_save
+from easyscale.train.data.seeding import SeededDataset, seeder
+from easyscale.train.data.share import can_save, how_to_save
+from easyscale.train.data.supply import Supply
 
 
 def elastic(
@@ -28,12 +29,13 @@ def elastic(
     Raises:
         RefusedError: the loader's mini-batches cannot be dealt out to virtual ranks, or not go on elsewhere.
     """
+    _check_own_ways(loader)
     order = LoaderOrder.of(loader, spec.num_ests, spec.seed)
     name = type(loader.dataset).__name__
     if order.is_stream and may_move and not can_save(loader.dataset):
         raise RefusedError(
-            f"the iterable dataset {name} cannot save its position, but the job may rescale or write checkpoints: give "
-            "it state_dict() and load_state_dict() (torchdata's protocol), or run it on a fixed number of workers"
+            f"the iterable dataset {name} cannot save its position, but the job may rescale or write checkpoints: "
+            f"{how_to_save(loader.dataset)}, or run it on a fixed number of workers"
         )
     if order.is_stream and spec.rng == "ddp" and loader.num_workers and loader.persistent_workers:
         raise RefusedError(
@@ -45,8 +47,25 @@ def elastic(
             f'with rng="ddp" the position of the iterable dataset {name} cannot be kept in {loader.num_workers} data '
             'workers, but the job may rescale or write checkpoints: use num_workers=0, or rng="stepwise"'
         )
+    seed = int.from_bytes(seeder(spec.seed).material(7, "pool", number), "little")
     dataset = _by_key(loader, order, spec.seed)
-    return ElasticLoader(loader, order, number, spec, host, dataset, replacements, may_move=may_move)
+    supply = Supply(loader, dataset, seed, replacements, is_batched=order.is_batched, records=may_move)
+    return ElasticLoader(loader, order, number, spec, host, supply)
+
+
+def _check_own_ways(loader: DataLoader[Any]) -> None:
+    for name in ("__iter__", "_get_iterator", "__len__"):
+        home = next(cls for cls in type(loader).__mro__ if name in vars(cls)).__module__
+        if not home.startswith(("torch.", "torchdata.")):
+            raise RefusedError(
+                f"{type(loader).__name__} is a DataLoader with its own {name}, which an elastic loader would not use: "
+                "give session.prepare a plain DataLoader, and do in collate_fn or in the loop what it does"
+            )
+    if getattr(loader, "next_iter_state", None) is not None:
+        raise RefusedError(
+            f"load_state_dict was called on this {type(loader).__name__} before session.prepare: call it on the loader "
+            "that session.prepare returns, with the state of a prepared loader"
+        )
 
 
 def _by_key(base: DataLoader[Any], order: LoaderOrder, seed: int) -> SeededDataset | PulledDataset:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import pickle
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from easyscale.core.errors import RefusedError, UsageError
+from easyscale.core.errors import DataError, RefusedError, UsageError
 from easyscale.train.context.rng import RngPolicy, capture, restore
+from easyscale.train.data.generators import generators
+from easyscale.train.data.pool import Init
 from easyscale.train.data.position import Progress
 from easyscale.train.data.pulling import Pull, Pulled
-from easyscale.train.data.rebuild import rebuild
+from easyscale.train.data.rebuild import end_workers, rebuild
 from easyscale.train.data.seeding import CPU
-from easyscale.train.data.share import Share
+from easyscale.train.data.share import Share, how_to_save
 from easyscale.train.data.streams import Course
 
 if TYPE_CHECKING:
@@ -71,14 +74,14 @@ class IterableStream:
         self._course = course
         self._use = use
         self._states: dict[int, Any] = dict((saved or {}).get("ranks", {}))
-        self._saved = dict(self._states)
+        self._states_read = dict(self._states)  # of what the pool has given, which may be ahead of what was handed out
+        self._num_read = 0
         self.progress = Progress(course.ranks, course.start)
         self.length = loader.order.num_batches()
         self._check(course)
         self._ahead = Ahead(course.ranks, self._pull, agree)
-        self._to_skip = 0
-        self._pool = loader.take_pool(use)
-        self._pool.begin(self._keys())
+        self._pool = loader.supply.take_pool(use)
+        self._pool.begin(self._keys(), self._keys_again)
 
     def _check(self, course: Course) -> None:
         if not course.start:
@@ -93,25 +96,51 @@ class IterableStream:
                 )
 
     def _keys(self) -> Iterator[list[Pull | None]]:
-        """Every EST in turn, for ever; empty ones between so that each always comes to the same data worker."""
+        """Every EST in turn from the one that comes next, for ever.
+
+        Empty ones between, and before, so that each EST always comes to the same data worker.
+        """
         ranks, workers = self._course.ranks, max(1, self._loader.base.num_workers)
-        number = self._course.start
-        while True:
-            for place, rank in enumerate(ranks):
-                is_first = number == self._course.start
-                saved = pickle.dumps(self._saved[rank]) if is_first and rank in self._saved else None
-                loader, epoch = self._loader.number, self._course.epoch
-                yield [Pull(self._use, loader, epoch, number, rank, place % workers, is_first, saved)]
-            for _ in range(-len(ranks) % workers):
-                yield [None]
-            number += 1
+        first = self._num_read
+        opened: set[int] = set()
+        nothing: list[Pull | None] = [None]
+        yield from itertools.repeat(nothing, first % len(ranks) % workers)
+        for turn in itertools.count(first):
+            round_, place = divmod(turn, len(ranks))
+            owner = place % workers
+            opens = None
+            if owner not in opened:
+                opened.add(owner)
+                opens = pickle.dumps({rank: self._bytes_read(rank) for rank in ranks[owner::workers]})
+            yield [self._key(self._course.start + round_, ranks[place], owner, opens)]
+            if place == len(ranks) - 1:
+                yield from itertools.repeat(nothing, -len(ranks) % workers)
+
+    def _key(self, number: int, rank: int, owner: int, opens: bytes | None) -> Pull:
+        loader, is_told = self._loader, self._use == "data" and self._loader.has_chosen_epoch
+        return Pull(self._use, loader.number, self._course.epoch, number, rank, owner, opens, is_told)
+
+    def _bytes_read(self, rank: int) -> bytes | None:
+        state = self._states_read.get(rank)
+        return state if state is None or isinstance(state, bytes) else pickle.dumps(state)
+
+    def _keys_again(self) -> Iterator[list[Pull | None]]:
+        """For new data workers, which go on after the mini-batches that came from those before."""
+        if any(state is None for state in self._states_read.values()):
+            dataset = self._loader.base.dataset
+            raise DataError(
+                f"a data worker has ended, and the iterable dataset {type(dataset).__name__} cannot save its position, "
+                f"so no other one can go on: {how_to_save(dataset)}, or use num_workers=0"
+            )
+        return self._keys()
 
     def _pull(self, virtual_rank: int, number: int) -> Pulled:
-        for _ in range(self._to_skip):
-            self._pool.take()
-        is_last = virtual_rank == self._course.ranks[-1]
-        self._to_skip = -len(self._course.ranks) % max(1, self._loader.base.num_workers) if is_last else 0
-        pulled: Pulled = self._pool.take()
+        pulled: Pulled | None = None
+        while pulled is None:  # an empty one
+            pulled = self._pool.take()
+        self._num_read += 1
+        if not pulled.is_over:
+            self._states_read[virtual_rank] = pulled.state
         return pulled
 
     def upcoming(self, first: int, most: int) -> range:
@@ -139,7 +168,7 @@ class IterableStream:
         return {} if is_over else kept(self._loader, self._states)
 
     def close(self) -> None:
-        self._loader.give_back(self._use, self._pool)
+        self._loader.supply.give_back(self._use, self._pool)
 
 
 def kept(loader: ElasticLoader, states: dict[int, Any]) -> dict[str, Any]:
@@ -150,8 +179,8 @@ def kept(loader: ElasticLoader, states: dict[int, Any]) -> dict[str, Any]:
     """
     if any(state is None for state in states.values()):
         raise UsageError(
-            f"the iterable dataset {type(loader.base.dataset).__name__} has no state_dict() and load_state_dict(), so "
-            "its position cannot be kept in the middle of an epoch: give it both (torchdata's protocol)"
+            f"the iterable dataset {type(loader.base.dataset).__name__} cannot save its position, which was asked for "
+            f"in the middle of an epoch: {how_to_save(loader.base.dataset)}"
         )
     return {"ranks": {rank: pickle.loads(s) if isinstance(s, bytes) else s for rank, s in states.items()}}
 
@@ -185,13 +214,15 @@ class RankIterables:
         self._before: tuple[int, dict[int, Any]] = (-1, {})
         base, num_ests = loader.base, loader.order.num_ests
         for rank in course.ranks:
-            self._shares[rank] = Share(base.dataset, rank, num_ests, course.epoch, self._states.get(rank))
+            epoch = course.epoch if loader.has_chosen_epoch else None
+            self._shares[rank] = Share(base.dataset, rank, num_ests, epoch, self._states.get(rank))
             self._within(rank, functools.partial(self._open, rank, is_running=is_running))
 
     def _open(self, rank: int, *, is_running: bool) -> None:
-        generator = self._loader.generator_of(rank)
+        generator = self._loader.supply.generator_of(rank)
         now = capture(CPU)
-        self._batches[rank] = iter(rebuild(self._loader.base, self._shares[rank], None, generator=generator))
+        base, init = self._loader.base, Init(self._loader.base.worker_init_fn)
+        self._batches[rank] = iter(rebuild(base, self._shares[rank], None, generator=generator, worker_init_fn=init))
         if is_running:  # what a DataLoader draws for every epoch was drawn when this one began
             restore(now, CPU)
 
@@ -208,7 +239,17 @@ class RankIterables:
 
     def _read(self, rank: int, number: int) -> Pulled:
         def read() -> Pulled:
+            marks = [generator.mark() for generator in generators()]
             batch = next(self._batches[rank], None)
+            is_ahead = number > self._before[0]
+            if is_ahead and marks != [generator.mark() for generator in generators()]:
+                raise RefusedError(
+                    f"the iterable dataset {type(self._loader.base.dataset).__name__} draws from the EST's random "
+                    'stream (rng="ddp") for every mini-batch, but all of a step are read before the first one is '
+                    'trained on: use accumulate=1, data workers, or rng="stepwise"'
+                )
+            if batch is None and not self._loader.base.num_workers:
+                self._shares[rank].warn_of_changes()
             state = None if self._loader.base.num_workers else self._shares[rank].state()
             return Pulled(batch, None if state is None else {"version": number + 1, **state}, batch is None)
 
@@ -239,6 +280,8 @@ class RankIterables:
         return {"ranks": {rank: {**streams.get(rank, {}), **est} for rank, est in ests.items()}}
 
     def close(self) -> None:
+        for batches in self._batches.values():
+            end_workers(batches)
         self._batches.clear()
 
 

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Sized
 from typing import Any, Protocol
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 from easyscale.core.errors import RefusedError, UsageError
 from easyscale.core.job import JobSpec
 from easyscale.train.context.rng import RngPolicy, capture, restore
 from easyscale.train.data.iterable import Agree, IterableStream, RankIterables, evaluation_pulls
 from easyscale.train.data.plan import EpochPlan, LoaderOrder
-from easyscale.train.data.pool import Pool, Replacements
 from easyscale.train.data.position import Position, load_sampler_state, sampler_state
-from easyscale.train.data.pulling import PulledDataset
-from easyscale.train.data.rank_streams import RankLoader, RankStreams, generator_of_rank
-from easyscale.train.data.seeding import SeededDataset, as_loaded, seeder
+from easyscale.train.data.rank_streams import RankStreams
+from easyscale.train.data.seeding import seeder
 from easyscale.train.data.streams import Course, SharedStream, Stream, evaluation_batches
+from easyscale.train.data.supply import Supply
+from easyscale.train.data.view import SamplerView
 
 _CPU = torch.device("cpu")
 
@@ -52,32 +52,24 @@ class ElasticLoader:
         number: int,
         spec: JobSpec,
         host: LoaderHost,
-        dataset: SeededDataset | PulledDataset,
-        replacements: int,
-        *,
-        may_move: bool,
+        supply: Supply,
     ) -> None:
         self.base = base
         self.order = order
         self.number = number
+        self.supply = supply
         self.seed = spec.seed
         self._spec = spec
         self._host = host
-        self._replacements = Replacements(replacements)
-        self._may_move = may_move
         self._own_epoch: int | None = None
         self._sampler_epoch = getattr(base.sampler, "epoch", None)
         self._iterations = 0
         self._resumed: Position | None = None
+        self._has_own_distributed = isinstance(base.sampler, DistributedSampler)
         self._running: Stream | None = None
         self._last: Stream | None = None
         self._running_epoch = 0
         self._sampler_before: dict[str, Any] | None = None
-        self._dataset = dataset
-        self._idle: dict[str, Pool] = {}
-        self._busy: list[Pool] = []
-        self._loader_by_rank: dict[int, RankLoader] = {}
-        self._generator_by_rank: dict[int, torch.Generator | None] = {}
         self._plan: tuple[int, EpochPlan] | None = None
 
     def __len__(self) -> int:
@@ -94,14 +86,35 @@ class ElasticLoader:
             raise AttributeError(name)
         return getattr(self.base, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in vars(vars(self).get("base", self)) and name not in vars(self) and name[0] != "_":
+            raise UsageError(f"the {name} of a prepared loader cannot be changed: change it before session.prepare")
+        object.__setattr__(self, name, value)
+
+    def __reduce__(self) -> Any:
+        raise UsageError("a prepared loader cannot be copied or pickled, it belongs to this session: prepare another")
+
     @property
-    def sampler(self) -> ElasticLoader:
-        """Takes ``set_epoch``, as a ``DistributedSampler`` does."""
-        return self
+    def sampler(self) -> SamplerView:
+        """The script's own sampler, whose ``set_epoch`` and length are those of a DDP rank's."""
+        return SamplerView(self)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the permutation of the next iterations, for scripts that do not use ``session.epochs``."""
         self._own_epoch = epoch
+        self._tell_sampler(epoch)
+
+    @property
+    def has_chosen_epoch(self) -> bool:
+        """Whether the epoch's number is one that the script chose, here or with ``session.epochs``."""
+        return self._own_epoch is not None or self._host.epoch_in_use is not None
+
+    def _tell_sampler(self, epoch: int) -> None:
+        """A sampler of the script's own may choose its order by the epoch."""
+        set_epoch = getattr(self.order.sampler, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
+            self._sampler_epoch = getattr(self.base.sampler, "epoch", None)
 
     # -- position ----------------------------------------------------------------------------------------------
 
@@ -120,6 +133,7 @@ class ElasticLoader:
             epoch=None if running is None else self._running_epoch,
             number=0 if running is None else running.progress.number,
             sampler=sampler_state(self.order.sampler) if running is None else self._sampler_before,
+            order=None if running is None else self._order_of(running),
             stream={} if self._last is None else self._last.state(is_over=running is None),
             facts=self._facts(),
         ).to_dict()
@@ -143,6 +157,8 @@ class ElasticLoader:
         order = self.order
         return {
             "num_ests": order.num_ests,
+            "number in the job": self.number,
+            "session seed": self.seed,
             "length": order.num_samples,
             "seed": order.seed,
             "batch_size": order.batch_size,
@@ -156,7 +172,9 @@ class ElasticLoader:
 
     # -- iterations --------------------------------------------------------------------------------------------
 
-    def open(self, ranks: tuple[int, ...], per_turn: int, rng: RngPolicy | None, agree: Agree) -> Stream:
+    def open(
+        self, ranks: tuple[int, ...], per_turn: int, rng: RngPolicy | None, agree: Agree, *, is_joining: bool = False
+    ) -> Stream:
         """Begin an iteration, where the position says.
 
         Args:
@@ -164,15 +182,20 @@ class ElasticLoader:
             per_turn: mini-batches in one turn.
             rng: switches to the random stream of an EST, where ESTs carry theirs (``rng="ddp"``); else None.
             agree: the least of what all workers say.
+            is_joining: the other workers are in the middle of it.
         """
+        if not is_joining:
+            self._check_unchanged(agree)
         position = None if self._resumed is None else self._take_up(self._resumed)
         epoch = self._next_epoch()
-        self._sampler_before = sampler_state(self.order.sampler)
-        self._running_epoch = epoch
+        before = sampler_state(self.order.sampler)
         start = 0 if position is None else position.number
         stream = self._stream(Course(epoch, ranks, start, per_turn), rng, agree, position)
+        if position is not None:
+            position.check_order(self.order.sampler, self._order_of(stream))
         if self._running is None:
             self._running = self._last = stream
+            self._running_epoch, self._sampler_before = epoch, before
         return stream
 
     def move(
@@ -190,14 +213,44 @@ class ElasticLoader:
         Args:
             by_rank: what streams keep beside the number, by virtual rank.
         """
-        running = self._running is stream
-        epoch = self._running_epoch
+        is_running, epoch = self._running is stream, self._running_epoch
+        order = self._order_of(stream)
         self.close_stream(stream)
-        position = Position(self._iterations, None, epoch, number, None, {"ranks": by_rank}, {})
+        load_sampler_state(self.order.sampler, self._sampler_before)
+        position = Position(
+            iterations=self._iterations,
+            own_epoch=self._own_epoch,
+            epoch=epoch,
+            number=number,
+            sampler=self._sampler_before,
+            order=order,
+            stream={"ranks": by_rank},
+            facts={},
+        )
         moved = self._stream(Course(epoch, ranks, number, per_turn), rng, agree, position)
-        if running:
+        position.check_order(self.order.sampler, self._order_of(moved))
+        if is_running:
             self._running = self._last = moved
         return moved
+
+    def _check_unchanged(self, agree: Agree) -> None:
+        if agree(self.number) != self.number or -agree(-self.number) != self.number:
+            raise UsageError(
+                f"a loader that is number {self.number} of those prepared here is another one on other workers, so its "
+                "random numbers would depend on the worker: prepare the same objects in the same order on all workers"
+            )
+        data, order = self.base.dataset, self.order
+        if not order.is_stream and isinstance(data, Sized) and len(data) != order.data_length:
+            raise UsageError(
+                f"the dataset {type(data).__name__} had {order.data_length} samples when its loader was prepared and "
+                f"has {len(data)} now: prepare a new loader for it"
+            )
+
+    def _order_of(self, stream: Stream) -> str | None:
+        """A hash of what the user's own sampler gave for an iteration."""
+        return (
+            stream.plan.digest() if isinstance(stream, SharedStream | RankStreams) and not self.order.is_known else None
+        )
 
     def _stream(self, course: Course, rng: RngPolicy | None, agree: Agree, position: Position | None) -> Stream:
         saved = None if position is None else position.stream
@@ -220,15 +273,22 @@ class ElasticLoader:
         return evaluation_batches(self, plan, epoch, ranks)
 
     def _take_up(self, position: Position) -> Position:
+        """The position in the epoch that comes; the end of the epoch before is the begin of that."""
+        coming = self._host.epoch_in_use if self._own_epoch is None else self._own_epoch
+        is_elsewhere = position.epoch is not None and coming not in (None, position.epoch)
+        is_at_end = not self.order.is_stream and position.number == len(self)
+        if is_elsewhere and not is_at_end:
+            raise RefusedError(
+                f"the loader's position is in epoch {position.epoch} (mini-batch {position.number}), but the epoch "
+                f"that comes is {coming}: go on in the epoch in which it was taken"
+            )
         self._resumed = None
         load_sampler_state(self.order.sampler, position.sampler)
-        self._iterations = position.iterations - (position.epoch is not None)
-        if position.epoch is not None and self._host.epoch_in_use not in (None, position.epoch):
-            raise RefusedError(
-                f"the loader's position is in epoch {position.epoch}, but session.epochs is at epoch "
-                f"{self._host.epoch_in_use}: load it in the epoch in which it was taken"
-            )
-        return position
+        self._iterations = position.iterations - (position.epoch is not None and not is_elsewhere)
+        if not is_elsewhere:
+            return position
+        self.plan(position.epoch or 0)  # what was drawn from the sampler then is drawn again
+        return dataclasses.replace(position, epoch=None, number=0)
 
     def close_stream(self, stream: Stream) -> None:
         """The script has left the loop over ``stream``."""
@@ -241,11 +301,14 @@ class ElasticLoader:
         count = self._iterations
         self._iterations += 1
         theirs = getattr(self.base.sampler, "epoch", None)
-        if theirs != self._sampler_epoch:  # the script calls set_epoch of a sampler of its own
-            self._own_epoch = self._sampler_epoch = theirs
+        if theirs != self._sampler_epoch or (self._has_own_distributed and self._host.epoch_in_use is None):
+            self._own_epoch = self._sampler_epoch = theirs  # the script calls set_epoch of a sampler of its own
         if self._own_epoch is not None:
             return self._own_epoch
-        return count if self._host.epoch_in_use is None else self._host.epoch_in_use
+        if self._host.epoch_in_use is None:
+            return count
+        self._tell_sampler(self._host.epoch_in_use)
+        return self._host.epoch_in_use
 
     def is_followed(self, epoch: int) -> bool:
         """Whether the epoch after ``epoch`` will be asked for, as far as can be told."""
@@ -263,51 +326,7 @@ class ElasticLoader:
         self._plan = (epoch, plan)
         return plan
 
-    # -- data workers ------------------------------------------------------------------------------------------
-
-    def take_pool(self, use: str) -> Pool:
-        """A pool that nobody uses: the one of the last iteration, or a new one."""
-        # a copy: where there are no data workers, loops over the same stream at once must not read from one another's
-        pool = self._idle.pop(use, None) or Pool(self.base, copy.copy(self._dataset), as_loaded, self._replacements)
-        self._busy.append(pool)
-        return pool
-
-    def give_back(self, use: str, pool: Pool) -> None:
-        """The iteration over ``pool`` is over."""
-        if pool not in self._busy:  # ended by ``close``
-            return
-        self._busy.remove(pool)
-        pool.end_epoch()
-        if use in self._idle:
-            pool.end()
-        else:
-            self._idle[use] = pool
-
-    def load_here(self, key: list[Any]) -> Any:
-        """A mini-batch by its key, loaded in this process."""
-        return self._dataset.__getitems__(key)
-
-    def of_rank(self, virtual_rank: int) -> RankLoader:
-        """The loader of a DDP rank."""
-        if virtual_rank not in self._loader_by_rank:
-            self._loader_by_rank[virtual_rank] = RankLoader(
-                self.base, is_batched=self.order.is_batched, records=self._may_move
-            )
-        return self._loader_by_rank[virtual_rank]
-
-    def generator_of(self, virtual_rank: int) -> torch.Generator | None:
-        """The loader's generator as a DDP rank has it: each goes on by itself from epoch to epoch."""
-        if virtual_rank not in self._generator_by_rank:
-            self._generator_by_rank[virtual_rank] = generator_of_rank(self.base)
-        return self._generator_by_rank[virtual_rank]
-
     def close(self) -> None:
         """End all data workers, also those of a loop that is still referred to (by an exception, say)."""
         self._running = self._last = None
-        for pool in [*self._idle.values(), *self._busy]:
-            pool.end()
-        for loader in self._loader_by_rank.values():
-            loader.end()
-        self._idle.clear()
-        self._busy.clear()
-        self._loader_by_rank.clear()
+        self.supply.close()

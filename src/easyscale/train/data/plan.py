@@ -6,10 +6,12 @@ included. A sampler of the user's own is drawn once for an epoch and dealt out t
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sized
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import (
     BatchSampler,
@@ -24,7 +26,7 @@ from easyscale.core.errors import RefusedError
 from easyscale.train.data.permutation import PermutationSampler
 
 Order = Any
-"""Samples, or whole mini-batches, with ``len`` and slices: a range, a list, a tensor or a ``Permutation``."""
+"""Samples, or whole mini-batches, with ``len`` and slices: a range, a list, an array or a ``Permutation``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class LoaderOrder:
         is_batched: whether a mini-batch is a list of samples; else (``batch_size=None``) it is a single one.
         is_stream: whether the dataset is an iterable one, which has an order of its own. ``num_samples`` is -1 where
             it does not tell.
+        data_length: length of the dataset, which a ``DistributedSampler`` may have been given another one for.
     """
 
     num_ests: int
@@ -54,6 +57,7 @@ class LoaderOrder:
     sampler: Any = None
     is_batched: bool = True
     is_stream: bool = False
+    data_length: int = -1
 
     @classmethod
     def of(cls, loader: DataLoader[Any], num_ests: int, seed: int) -> LoaderOrder:
@@ -63,14 +67,18 @@ class LoaderOrder:
             is_batched = loader.batch_size is not None
             sizes: dict[str, Any] = {"batch_size": loader.batch_size or 1, "is_batched": is_batched}
             return cls(num_ests, samples, seed, drop_last=loader.drop_last, is_stream=True, **sizes)
-        samples = len(loader.dataset)  # type: ignore[arg-type]
         batch_sampler: Any = loader.batch_sampler
+        _check_ends(loader.sampler if batch_sampler is None else batch_sampler)
+        # without a length it has a sampler of the user's own, which knows
+        data: Any = loader.dataset
+        samples = len(data) if isinstance(data, Sized) else -1
         if batch_sampler is None:
-            sizes = {"batch_size": 1, "is_batched": False}
+            sizes = {"batch_size": 1, "is_batched": False, "data_length": samples}
         elif not _is_torchs(batch_sampler, BatchSampler):
-            return cls(num_ests, samples, seed, batch_size=None, sampler=batch_sampler)
+            return cls(num_ests, samples, seed, batch_size=None, sampler=batch_sampler, data_length=samples)
         else:
             sizes = {"batch_size": batch_sampler.batch_size, "drop_last": batch_sampler.drop_last}
+            sizes["data_length"] = samples
         sampler: Any = loader.sampler if batch_sampler is None else batch_sampler.sampler
         if isinstance(sampler, DistributedSampler):
             if type(sampler) is not DistributedSampler:
@@ -79,14 +87,21 @@ class LoaderOrder:
                     "own, of which it gives one rank's part only: give a plain torch.utils.data.Sampler over all "
                     "samples, which is dealt out to virtual ranks"
                 )
-            return cls(num_ests, samples, sampler.seed, sampler.shuffle, sampler.drop_last, **sizes)
+            length = len(sampler.dataset)  # type: ignore[arg-type]
+            return cls(num_ests, length, sampler.seed, sampler.shuffle, sampler.drop_last, **sizes)
         if _is_torchs(sampler, SequentialSampler) and len(sampler) == samples:
             return cls(num_ests, samples, seed, **sizes)
         if _is_torchs(sampler, RandomSampler) and not sampler.replacement and len(sampler) == samples:
             # torchdata's always has a generator, with a seed drawn at random where the user gave none
             own = (sampler.generator if type(sampler) is RandomSampler else None) or loader.generator
             return cls(num_ests, samples, seed if own is None else own.initial_seed(), is_shuffled=True, **sizes)
-        return cls(num_ests, samples, seed, sampler=sampler, **sizes)
+        own_seed = sampler.seed if type(sampler) is PermutationSampler else seed
+        return cls(num_ests, samples, own_seed, sampler=sampler, **sizes)
+
+    @property
+    def num_samples_of_rank(self) -> int:
+        """How many samples a DDP rank's sampler gives in an epoch."""
+        return self._even(self.num_samples if self.sampler is None else len(self.sampler)) // self.num_ests
 
     @property
     def is_known(self) -> bool:
@@ -113,7 +128,7 @@ class LoaderOrder:
             return range(self.num_samples)
         generator = torch.Generator()
         generator.manual_seed(self.seed + epoch)
-        return torch.randperm(self.num_samples, generator=generator)
+        return torch.randperm(self.num_samples, generator=generator).numpy()  # of which slices are cheaper
 
     def num_batches(self) -> int | None:
         """Mini-batches of each EST in an epoch; None where a stream does not tell."""
@@ -130,9 +145,18 @@ class LoaderOrder:
         return -(-samples // self.num_ests) * self.num_ests
 
 
+def _check_ends(sampler: Any) -> None:
+    if not callable(getattr(sampler, "__len__", None)):
+        raise RefusedError(
+            f"the sampler {type(sampler).__name__} has no length, so it may never end, but an epoch's samples are "
+            "dealt out to ESTs from its start: give it __len__ and a fixed number of samples in an epoch"
+        )
+
+
 def _is_torchs(obj: Any, kind: type[Any]) -> bool:
     """Whether it is PyTorch's class itself, or torchdata's resumable form of it, and no subclass of the user's."""
-    return type(obj) is kind or (isinstance(obj, kind) and type(obj).__module__.startswith("torchdata."))
+    theirs = type(obj)  # torchdata's random sampler has PyTorch's name, but not its class
+    return theirs is kind or (theirs.__module__.startswith("torchdata.") and theirs.__name__ == kind.__name__)
 
 
 def _batches_in(share: int, batch_size: int | None, *, drop_last: bool) -> int:
@@ -160,6 +184,10 @@ class EpochPlan:
     def __len__(self) -> int:
         return _batches_in(self.num_places // self.num_ests, self.batch_size, drop_last=self.drop_last)
 
+    def digest(self) -> str:
+        """A hash of the order, to see whether a sampler gives it again."""
+        return hashlib.sha256(repr(_listed(self.order)).encode()).hexdigest()
+
     def first_place(self, virtual_rank: int, index: int) -> int:
         """Place of the first sample of a mini-batch; the others follow at a distance of ``num_ests``."""
         return virtual_rank + index * (self.batch_size or 1) * self.num_ests
@@ -183,4 +211,4 @@ class EpochPlan:
 
 
 def _listed(samples: Any) -> list[Any]:
-    return samples.tolist() if isinstance(samples, torch.Tensor) else list(samples)
+    return samples.tolist() if isinstance(samples, np.ndarray) else list(samples)

@@ -11,6 +11,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from easyscale.core.errors import RefusedError, UsageError
 
 VERSION = 1
@@ -53,6 +55,7 @@ class Position:
         epoch: the epoch that runs; None between epochs.
         number: mini-batches of each EST consumed in it.
         sampler: state of a sampler of the user's own before it was drawn for the epoch that runs.
+        order: hash of what that sampler gave for this epoch.
         stream: what the stream keeps beside that, by virtual rank.
         facts: what the order depends on, to be the same where the position is used.
     """
@@ -62,6 +65,7 @@ class Position:
     epoch: int | None
     number: int
     sampler: dict[str, Any] | None
+    order: str | None
     stream: dict[str, Any]
     facts: dict[str, Any]
     version: int = field(default=VERSION)
@@ -92,6 +96,19 @@ class Position:
                 )
         return cls(**state)
 
+    def check_order(self, sampler: Any, order: str | None) -> None:
+        """Compare with what the sampler gives now for the epoch that runs.
+
+        Raises:
+            RefusedError: it is something else.
+        """
+        if self.epoch is not None and order != self.order:
+            raise RefusedError(
+                f"the sampler {type(sampler).__name__} gave another order of samples for epoch {self.epoch} than when "
+                "the position was taken: let it draw from a torch.Generator in its attribute `generator`, give it "
+                "state_dict() and load_state_dict(), or let it draw from the process's generators, which are set for it"
+            )
+
 
 def sampler_state(sampler: Any) -> dict[str, Any] | None:
     """What the orders that a sampler will give depend on, as far as it can be told."""
@@ -100,7 +117,7 @@ def sampler_state(sampler: Any) -> dict[str, Any] | None:
     state: dict[str, Any] = {}
     for name, part in _parts(sampler):
         generator = getattr(part, "generator", None)
-        if generator is not None:
+        if isinstance(generator, torch.Generator):
             state[f"{name}.generator"] = generator.get_state()
         if callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None)):
             state[f"{name}.state"] = copy.deepcopy(part.state_dict())  # the sampler may go on changing what it gave

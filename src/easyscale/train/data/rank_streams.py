@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from easyscale.core.errors import UsageError
 from easyscale.train.context.rng import RngPolicy, RngState, capture, restore
+from easyscale.train.data.pool import Init
 from easyscale.train.data.position import Progress
-from easyscale.train.data.rebuild import Batches, rebuild
+from easyscale.train.data.rebuild import Batches, end_workers, rebuild
 from easyscale.train.data.streams import Course
 
 if TYPE_CHECKING:
@@ -61,18 +62,18 @@ class RankStreams:
         for rank in course.ranks:
             batches = [self.plan.batch(rank, number) for number in range(len(self.plan))]
             rng.enter(rank, 0, 0)
-            self._ranks[rank] = loader.of_rank(rank)
+            self._ranks[rank] = loader.supply.of_rank(rank)
             kept = by_rank[rank]["loader"] if rank in by_rank else None
             self._ranks[rank].begin(batches, course.start, kept, is_running=is_running)
             rng.leave(rank)
         rng.end_pass(0, 0)
 
     def upcoming(self, first: int, most: int) -> range:
+        # kept for another pass over the step: fetching again would draw from the EST's stream again
+        self._kept.clear()
         return range(first, min(first + most, len(self.plan)))
 
     def fetch(self, virtual_rank: int, number: int) -> Any:
-        # kept for another pass over the step: fetching again would draw from the EST's stream again
-        self._kept = {key: batch for key, batch in self._kept.items() if key[1] >= number}
         self._kept[virtual_rank, number] = self._ranks[virtual_rank].take()
         self.progress.note(virtual_rank, number)
         return self._kept[virtual_rank, number]
@@ -169,7 +170,7 @@ class RankLoader:
             return rebuild(base, base.dataset, self._source, generator=generator, is_batched=self._is_batched)
         return rebuild(
             base,
-            _Loaded(base.dataset, base.collate_fn, is_batched=self._is_batched),
+            _Loaded(base.dataset, base.collate_fn),
             self._source,
             collate=_as_loaded,
             generator=generator,
@@ -214,10 +215,13 @@ class RankLoader:
 
     def end_epoch(self) -> None:
         """The script has left the loop."""
+        if not self._is_lasting:
+            end_workers(self._batches)
         self._batches = None
 
     def end(self) -> None:
         """End the data workers."""
+        end_workers(getattr(self._loader, "_iterator", None) if self._batches is None else self._batches)
         self._batches = self._loader = None
 
 
@@ -235,25 +239,18 @@ class _Loaded(Dataset[Any]):
     state of its generators.
     """
 
-    def __init__(self, dataset: Any, collate: Callable[[Any], Any], *, is_batched: bool) -> None:
-        vars(self).update(_dataset=dataset, _collate=collate, _is_batched=is_batched)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_dataset":  # not set yet: unpickling or copying
-            raise AttributeError(name)
-        return getattr(self._dataset, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._dataset, name, value)
+    def __init__(self, dataset: Any, collate: Callable[[Any], Any]) -> None:
+        self.dataset = dataset
+        self._collate = collate
 
     def __getitems__(self, indices: Any) -> Any:
         if indices == _EMPTY:
             return None
-        whole = getattr(self._dataset, "__getitems__", None)
-        return self._tell(whole(indices) if whole else [self._dataset[index] for index in indices])
+        whole = getattr(self.dataset, "__getitems__", None)
+        return self._tell(whole(indices) if whole else [self.dataset[index] for index in indices])
 
     def __getitem__(self, index: Any) -> Any:
-        return None if isinstance(index, str) and index == _EMPTY else self._tell(self._dataset[index])
+        return None if isinstance(index, str) and index == _EMPTY else self._tell(self.dataset[index])
 
     def _tell(self, samples: Any) -> Any:
         batch = self._collate(samples)
@@ -270,11 +267,10 @@ class _Start:
     """The user's ``worker_init_fn``, and then the state that another data worker was in."""
 
     def __init__(self, users: Callable[[int], None] | None, states: dict[int, RngState]) -> None:
-        self._users = users
+        self._init = Init(users)
         self._states = states
 
     def __call__(self, worker: int) -> None:
-        if self._users is not None:
-            self._users(worker)
+        self._init(worker)
         if worker in self._states:
             restore(self._states[worker], _CPU)

@@ -64,3 +64,14 @@ def rebuild(
             generator=generator,
             **options,
         )
+
+
+def end_workers(batches: Iterator[Any] | None) -> None:
+    """End the data workers behind an iterator of a ``DataLoader``.
+
+    Its last reference ends them too, but an exception's traceback may hold one for long, and the garbage collector
+    takes their queues away before they are told, so that each is waited for in vain.
+    """
+    shut_down = getattr(batches, "_shutdown_workers", None)
+    if shut_down is not None:
+        shut_down()

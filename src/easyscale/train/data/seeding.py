@@ -4,26 +4,31 @@ Runs in data worker processes, and in the worker where there are none. A sample'
 epoch, place of the sample in the epoch's order), ``collate_fn``'s from (seed, loader, epoch, step, virtual rank):
 neither the number of data workers nor the placement nor the batch size shows in a sample.
 
-Setting a generator takes longer than loading a small sample. So after its first mini-batch a process sets only those
-generators that the dataset was seen to draw from; that it draws from no other is checked after every mini-batch, and
-one that did is loaded again with that generator set. A generator's words do not depend on which others are set.
+Setting a generator takes longer than loading a small sample. So a process sets only those generators that the dataset
+was seen to draw from; that it draws from no other is checked after every mini-batch, and one that did is loaded again
+with that generator set. A generator's words do not depend on which others are set, and those that are not set stand
+still in one state, the same everywhere: a dataset that puts a generator back after drawing is not seen to draw.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.utils.data import Dataset, Subset, get_worker_info
 
-from easyscale.core.errors import UsageError
+from easyscale.core.errors import DataError, UsageError
 from easyscale.train.context.rng import Seeder
-from easyscale.train.data.generators import Generator, Words, device_mark, generators
+from easyscale.train.data.generators import WORDS, Generator, Words, device_mark, generators
+from easyscale.train.data.own import Own, own_generators
 from easyscale.train.data.words import BATCH, COLLATE, SAMPLE, Source, source
 
 CPU = torch.device("cpu")
+_STILL = np.frombuffer(hashlib.shake_128(b"easyscale/still").digest(4 * WORDS), dtype="<u4")
 _TOGETHER = 64  # samples whose words are made at once
 
 
@@ -54,31 +59,22 @@ def seeder(seed: int) -> Seeder:
 class SeededDataset(Dataset[Any]):
     """The user's dataset with its ``collate_fn``: ``__getitems__`` gives a whole mini-batch.
 
-    Its attributes are the dataset's own, also for a ``worker_init_fn`` that sets them.
-
     Args:
         is_batched: whether samples are put together by ``collate_fn``; else it is given the only one.
     """
 
     def __init__(self, dataset: Any, collate: Callable[[Any], Any], seed: int, *, is_batched: bool) -> None:
-        vars(self).update(_dataset=dataset, _loading=Loading(seed), _collate=collate, _is_batched=is_batched)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_dataset":  # not set yet: unpickling or copying
-            raise AttributeError(name)
-        return getattr(self._dataset, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._dataset, name, value)
+        self.dataset = dataset
+        self._loading = Loading(seed)
+        self._collate = collate
+        self._is_batched = is_batched
 
     def __getitems__(self, keys: Sequence[Any]) -> Any:
-        loading: Loading = self._loading
-        return loading.load(keys[0], keys[1:], self._dataset, self._collate, is_batched=self._is_batched)
+        return self._loading.load(keys[0], keys[1:], self.dataset, self._collate, is_batched=self._is_batched)
 
 
-def as_loaded(batch: Any) -> Any:
-    """The ``collate_fn`` of a loader over a ``SeededDataset``, which has done it all."""
-    return batch
+class _Drawn(Exception):
+    """A sample has drawn from a generator that was not set."""
 
 
 class Loading:
@@ -86,51 +82,74 @@ class Loading:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._forget()
-
-    def _forget(self) -> None:
-        self._is_learning = True
-        self._used: list[Generator] = list(generators())
+        self._used: list[Generator] = []
+        self._own: list[Own] | None = None
         self._others: list[Generator] = []
-        self._seen: set[int] = set()
+        self._marks: list[Any] = []
+        self._is_still = False
+        self._has_looked = False
+        generators()  # found here once, for all data workers that are forked from this process
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_seed": self._seed}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._seed = state["_seed"]
-        self._forget()  # another process learns for itself
+        self.__init__(state["_seed"])  # type: ignore[misc] # another process learns for itself
 
     def load(self, place: Place, indices: Sequence[Any], dataset: Any, collate: Any, *, is_batched: bool) -> Any:
-        """The mini-batch; where this is the worker itself, its generators are as they were."""
-        used, others = self._used, self._others
-        before = [] if get_worker_info() is not None else [(g, g.capture()) for g in generators()]
-        marks = [g.mark() for g in others]
-        on_device = device_mark()
-        moved = others
+        """The mini-batch; where this is the worker itself, it is as it was, and computes as data workers do."""
+        if self._own is None:
+            self._own = own_generators(len(generators()), dataset, collate)
+            self._used = list(self._own)
+        load = functools.partial(self._load, place, indices, dataset, collate, is_batched)
+        if get_worker_info() is not None:
+            return load()
+        threads = torch.get_num_threads()
+        before = [(g, g.capture()) for g in (*generators(), *self._own)]
+        self._is_still = False
+        if threads != 1:  # setting it takes longer than all else here
+            torch.set_num_threads(1)
         try:
-            batch = self._load_seeded(place, indices, dataset, collate, is_batched)
-            moved = [g for g, mark in zip(others, marks, strict=True) if g.mark() != mark]
+            return load()
         finally:
+            if threads != 1:
+                torch.set_num_threads(threads)
             for generator, state in before:
-                if generator in used or generator in moved:
-                    generator.restore(state)
-        if on_device != device_mark():
-            raise UsageError(
-                f"the dataset {type(dataset).__name__} draws random numbers on the GPU, which would depend on the "
-                "worker that loads it: draw them on the CPU, or in the loop"
-            )
-        if self._is_learning:
-            self._is_learning = False
-            self._use([g for g in used if g.lane in self._seen])
-        if not moved:
-            return batch
-        self._use([*used, *moved])
-        return self.load(place, indices, dataset, collate, is_batched=is_batched)
+                generator.restore(state)
 
-    def _use(self, used: list[Generator]) -> None:
-        self._used = [g for g in generators() if g in used]  # in the order of their lanes
-        self._others = [g for g in generators() if g not in used]
+    def _load(self, place: Place, indices: Sequence[Any], dataset: Any, collate: Any, is_batched: bool) -> Any:
+        while True:
+            if not self._is_still:
+                self._hold_still()
+            on_device = device_mark()
+            batch = None
+            try:
+                batch = self._load_seeded(place, indices, dataset, collate, is_batched)
+            except Exception:
+                if not self._moved():
+                    raise  # else with other numbers than those of its place
+            if on_device != device_mark():
+                raise UsageError(
+                    f"the dataset {type(dataset).__name__} draws random numbers on the GPU, which would depend on the "
+                    "worker that loads it: draw them on the CPU, or in the loop"
+                )
+            moved = self._moved()
+            if not moved:
+                return batch
+            self._used += moved
+            self._is_still = False
+
+    def _hold_still(self) -> None:
+        """Put the generators that nobody is seen to draw from into one state, where a data worker keeps them."""
+        self._others = [g for g in generators() if g not in self._used]
+        for generator in self._others:
+            generator.seed(_STILL)
+        self._marks = [g.mark() for g in self._others]
+        self._is_still = True
+
+    def _moved(self) -> list[Generator]:
+        """Those of them that were drawn from."""
+        return [g for g, mark in zip(self._others, self._marks, strict=True) if g.mark() != mark]
 
     def _load_seeded(self, place: Place, indices: Sequence[Any], dataset: Any, collate: Any, is_batched: bool) -> Any:
         words = source(seeder(self._seed), place.use, place.loader, place.epoch)
@@ -140,11 +159,8 @@ class Loading:
         else:
             self._set(row[0] for row in self._rows(words, BATCH, place, place.step, 1))
             samples = whole(indices)
-            self._note()
         self._set(row[0] for row in self._rows(words, COLLATE, place, place.step, 1))
-        batch = collate(samples if is_batched else samples[0])
-        self._note()
-        return batch
+        return collate(samples if is_batched else samples[0])
 
     def _samples(self, words: Source, place: Place, indices: Sequence[Any], dataset: Any) -> list[Any]:
         samples: list[Any] = []
@@ -152,6 +168,7 @@ class Loading:
             if not self._used:
                 for index in indices:
                     samples.append(dataset[index])
+                    self._look()
                 return samples
             for begin in range(0, len(indices), _TOGETHER):
                 some = indices[begin : begin + _TOGETHER]
@@ -159,11 +176,22 @@ class Loading:
                 for index, *rows in zip(some, *self._rows(words, SAMPLE, place, first, len(some)), strict=True):
                     self._set(rows)
                     samples.append(dataset[index])
-                    self._note()
+                    self._look()
+        except _Drawn:
+            raise
         except Exception as error:
             _say_which(error, dataset, indices[len(samples)], place)
+            if isinstance(error, StopIteration):  # it would end a loop in silence
+                raise DataError(f"{type(dataset).__name__} raised StopIteration for a sample it has") from error
             raise
         return samples
+
+    def _look(self) -> None:
+        """After this process's first sample: if it was loaded with wrong numbers, load no others so."""
+        if not self._has_looked:
+            self._has_looked = True
+            if self._moved():
+                raise _Drawn
 
     def _rows(self, words: Source, kind: int, place: Place, first: int, count: int) -> list[Words]:
         return [words.words(generator, kind, place.virtual_rank, first, count) for generator in self._used]
@@ -171,16 +199,6 @@ class Loading:
     def _set(self, rows: Iterable[Words]) -> None:
         for generator, row in zip(self._used, rows, strict=True):
             generator.seed(row)
-        if self._is_learning:
-            self._marks = self._mark()
-
-    def _mark(self) -> list[Any]:
-        return [g.mark() for g in self._used]
-
-    def _note(self) -> None:
-        """While learning: which generators have moved since they were set."""
-        if self._is_learning:
-            self._seen.update(g.lane for g, mark in zip(self._used, self._marks, strict=True) if g.mark() != mark)
 
 
 def _whole(dataset: Any) -> Any:

@@ -88,7 +88,10 @@ class SharedStream:
         self.plan = loader.plan(course.epoch)
         self.progress = Progress(course.ranks, course.start)
         self.length = len(self.plan)
-        self._pool = loader.take_pool("data")
+        # what worker_init_fn did is there in data workers alone, so they cannot be loaded again here
+        self._keeps = loader.base.num_workers > 0 and loader.base.worker_init_fn is not None
+        self._kept: dict[tuple[int, int], Any] = {}
+        self._pool = loader.supply.take_pool("data")
         if self._pool.ahead != course:
             self._pool.begin(self._keys())
         self._pool.ahead = None
@@ -110,24 +113,29 @@ class SharedStream:
         return replace(course, epoch=course.epoch + 1, start=0) if is_foreseen else None
 
     def upcoming(self, first: int, most: int) -> range:
+        self._kept.clear()
         if first >= len(self.plan):
             self._pool.ahead = self._pool.followers.pop(self._course, None)
         return range(first, min(first + most, len(self.plan)))
 
     def fetch(self, virtual_rank: int, number: int) -> Any:
         batch = self._pool.take()
+        if self._keeps:
+            self._kept[virtual_rank, number] = batch
         self.progress.note(virtual_rank, number)
         return batch
 
     def refetch(self, virtual_rank: int, number: int) -> Any:
+        if self._keeps:
+            return self._kept[virtual_rank, number]
         wanted = key(self._loader.number, self.plan, self._course.epoch, virtual_rank, number)
-        return self._loader.load_here(wanted)
+        return self._loader.supply.load_here(wanted)
 
     def state(self, *, is_over: bool) -> dict[str, Any]:
         return {}
 
     def close(self) -> None:
-        self._loader.give_back("data", self._pool)
+        self._loader.supply.give_back("data", self._pool)
 
 
 def key(loader: int, plan: EpochPlan, epoch: int, virtual_rank: int, number: int) -> list[Any]:
@@ -141,13 +149,13 @@ def evaluation_batches(
 ) -> Iterator[tuple[int, Any]]:
     """Mini-batches for evaluation with the virtual rank they belong to: each sample once over all workers."""
     turns = [(rank, number) for number in range(len(plan)) for rank in ranks if plan.unpadded_batch(rank, number)]
-    pool = loader.take_pool("eval")
+    pool = loader.supply.take_pool("eval")
     try:
         pool.begin(_evaluation_key(loader, plan, epoch, *turn) for turn in turns)
         for rank, _ in turns:
             yield rank, pool.take()
     finally:
-        loader.give_back("eval", pool)
+        loader.supply.give_back("eval", pool)
 
 
 def _evaluation_key(loader: ElasticLoader, plan: EpochPlan, epoch: int, virtual_rank: int, number: int) -> list[Any]:
