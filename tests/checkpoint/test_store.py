@@ -362,3 +362,11 @@ def test_a_state_that_cannot_be_kept_is_refused_before_training(tmp_path: Path) 
             with pytest.raises(RefusedError, match=r"meta\['registered'\]\['hook'\] is the builtin_function"):
                 refused(state)
         assert store.save(job_state(1)).is_saved
+
+
+def test_memory_that_is_not_there_is_told_and_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with CheckpointStore(tmp_path) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr("mmap.mmap", full)
+            assert "was not written" in str(store.save(job_state(1)).reason)
+        assert store.save(job_state(2)).is_saved

@@ -73,7 +73,7 @@ def _merged(report_by_worker: dict[int, StepReport], logged: Scalars) -> StepRep
     reports = [report_by_worker[worker] for worker in sorted(report_by_worker)]
     for report in reports:
         _merge(logged, report.scalars)
-    main = next((report for report in reports if report.tensors is not None), reports[0])
+    main = next((report for report in reports if report.digest is not None), reports[0])
     for report in reports:
         if report.digest not in (None, main.digest):
             raise JobFailedError(

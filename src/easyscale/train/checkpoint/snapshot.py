@@ -46,8 +46,8 @@ class HostBuffer:
 
 
 def _pages(num_bytes: int) -> Tensor:
-    """Fresh memory in large pages: the first touch of small ones would take longer than the copy."""
+    """Fresh memory, which forked data workers share: else each fork would make the next copy slow and take it twice."""
     pages = mmap.mmap(-1, num_bytes)
-    with suppress(AttributeError, OSError):  # a system that has no large pages
+    with suppress(AttributeError, OSError):  # a system without large pages, with which the first copy is faster
         pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=torch.uint8)

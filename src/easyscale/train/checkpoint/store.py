@@ -173,7 +173,7 @@ class CheckpointStore:
         self._hook("checkpoint.before_copy")
         try:
             draft = Draft.of(state, self._buffer, threads)
-        except (OSError, MemoryError) as error:
+        except (OSError, MemoryError, RuntimeError) as error:  # torch says no memory by the last
             return _failed(state.global_step, self.folder, error)
         self._hook("checkpoint.after_copy")
         return draft
