@@ -85,10 +85,13 @@ def test_a_worker_gets_the_configuration_that_was_made_for_it() -> None:
         ScriptSpec("t.py", ("--x", "1")),
         {"seed": 1},
         True,
-        WatchSpec(True, False, 3),
+        WatchSpec(True, True, 3),
         "l",
         "w",
         ["p"],
+        is_joiner=True,
+        stops=[3, 7],
+        faults=[Fault("step.begin", "stop", 3, 1, 0, "f")],
     )
     assert WorkerConfig.from_json(config.to_json()) == config
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from easyscale.core.digest import combine
-from easyscale.core.errors import RefusedError
+from easyscale.core.errors import JobFailedError, RefusedError
 from easyscale.core.events import EndEvent, StartEvent
-from easyscale.core.errors import JobFailedError
 from easyscale.core.job import WatchSpec
 from easyscale.core.messages import Logged, StepReport
 from easyscale.launch.folder import EventLog, RunFolder

@@ -140,7 +140,9 @@ def chosen_placement(num_ests: int | None, workers: str | None, placement: str |
     bounds = range_of_workers(workers)
     if placement is None:
         low, high = bounds or (1, 1)
-        return Placement.even(num_ests or high, high if num_ests is None or low > num_ests else min(high, num_ests))
+        if num_ests is None:
+            return Placement.even(high, high)
+        return Placement.even(num_ests, max(low, min(high, num_ests)))
     chosen = parsed_placement(placement, num_ests)
     if bounds is not None and not bounds[0] <= chosen.num_workers <= bounds[1]:
         raise RefusedError(

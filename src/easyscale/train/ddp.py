@@ -37,6 +37,8 @@ class TransparentDdp(DistributedDataParallel):
 class NoSwitch:
     """One EST in a process: its random stream is the process's."""
 
+    ranks: tuple[int, ...] = ()
+
     def begin_pass(self) -> None:
         return
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from easyscale.core.errors import UsageError
 from easyscale.train.ddp import PlainTurns
 from easyscale.train.optim import StepCalls
+from easyscale.train.process.faults import reach
 from easyscale.train.source import Feed, Source
 from easyscale.train.turns import Turns
 
@@ -97,6 +98,7 @@ class _Loop:
             fetch = lambda r=rank: stream.fetch(r, numbers.start)  # noqa: E731
             settings = host.prepared.settings()
             yield turns.begin_turn(rank, fetch, draws_from_est=stream.draws_from_est)
+            reach("step.in_turn")
             if not turns.must_repeat:
                 calls.end_turn(rank)
             if not turns.is_last:

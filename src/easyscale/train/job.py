@@ -82,7 +82,9 @@ def open_job(context: WorkerContext, asked: Mapping[str, Any], device: str | Non
         member = Member(enrolment, Links(chosen, spec.threads, channel, 0), seat)
     shelf: Shelf = HostShelf(chosen) if spec.stage == "host" else DeviceShelf()
     sync = GradientSync(placement, worker, spec.reduction, channel, shelf, member)
-    turns = Turns(placement, worker, _rng(spec, placement.ranks_by_worker[worker], chosen), sync, channel, member)
+    # where ESTs may come from elsewhere, all of their streams are begun here too
+    carried = placement.ranks_by_worker[worker] if member is None else tuple(range(num_ests))
+    turns = Turns(placement, worker, _rng(spec, carried, chosen), sync, channel, member)
     return Job(spec, placement, worker, chosen, channel, turns, member, context.may_move)
 
 

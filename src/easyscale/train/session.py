@@ -49,15 +49,18 @@ class Session:
         faults.reach("startup.session")
 
     def _be_elastic(self, turns: Turns, member: Member, observer: runtime.Observer) -> None:
-        job, track, contexts = self._job, self._loops.track, Contexts()
+        job, track = self._job, self._loops.track
+        contexts = Contexts(turns, is_carried=job.spec.rng == "ddp")
         self._keeper = StateKeeper(job.spec, job.device, self._prepared, self._registered, turns, track, contexts)
+        mover = Mover(member, turns, self._keeper, track, self._prepared, contexts, member.on_place)
+        self._loops.be_elastic(mover)
 
-        def say_what_was_logged() -> None:
+        def before_commit() -> None:
             if member.channel is not None:
                 observer.passed(self.global_step, self._log.values())
+            contexts.tell(member.channel)
 
-        turns.before_commit = say_what_was_logged
-        self._loops.be_elastic(Mover(member, turns, self._keeper, track, contexts, member.on_place))
+        turns.before_commit, turns.after_commit = before_commit, contexts.adopt
 
     @property
     def num_ests(self) -> int:

@@ -40,6 +40,7 @@ class Turns:
         is_drop_in: whether the pass that runs is the only one over its step, with updates between turns.
         must_repeat: whether the pass that ended has to be done again, since a worker was lost in it.
         before_commit: called in every pass when its result is there, before any worker goes on with it.
+        after_commit: called when it counts for all.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Turns:
         self.member = member
         self.must_repeat = False
         self.before_commit: Callable[[], None] = lambda: None
+        self.after_commit: Callable[[], None] = lambda: None
         self._buffers: list[ModuleBuffers] = []
         self._params: list[tuple[str, nn.Parameter]] = []
         self._seen: list[tuple[int, str]] = []
@@ -192,6 +194,7 @@ class Turns:
         reach("step.before_reduction")
         try:
             self.member.complete(self._reduce)
+            self.after_commit()
         except RepeatError:
             self.must_repeat = True
 
@@ -221,6 +224,20 @@ class Turns:
         for buffers in self._buffers:
             buffers.move(self.ranks, may_repeat=self._may_repeat)
         self.sync.move(placement, worker_rank, channel, may_repeat=self._may_repeat)
+
+    @property
+    def has_own_buffers(self) -> bool:
+        """Whether ESTs keep buffers of their own from step to step."""
+        return any(buffers.is_own for buffers in self._buffers)
+
+    def own_buffers_of(self, virtual_rank: int) -> list[Any]:
+        """What an EST keeps of each module whose buffers are its own."""
+        return [buffers.own_of(virtual_rank) for buffers in self._buffers if buffers.is_own]
+
+    def put_own_buffers(self, virtual_rank: int, kept: list[Any]) -> None:
+        """The way back."""
+        for buffers, own in zip([b for b in self._buffers if b.is_own], kept, strict=True):
+            buffers.put_own(virtual_rank, own)
 
     @property
     def _may_repeat(self) -> bool:

@@ -92,6 +92,24 @@ class ModuleBuffers:
             broadcast(live)
         self._versions = self._seen()
 
+    @property
+    def is_own(self) -> bool:
+        """Whether each EST keeps buffers of its own."""
+        return not self._is_shared and any(True for _ in self._module.buffers())
+
+    def own_of(self, virtual_rank: int) -> Snapshot:
+        """What an EST keeps, between passes."""
+        if virtual_rank in self._kept:
+            return self._kept[virtual_rank]
+        self._parts = list(self._module.modules())
+        return self._copy()
+
+    def put_own(self, virtual_rank: int, kept: Snapshot) -> None:
+        """Let an EST go on with ``kept``."""
+        self._parts = list(self._module.modules())
+        self._kept[virtual_rank] = kept
+        self._versions = self._seen()
+
     def abort_pass(self) -> None:
         """Back to the start of the pass: its results do not count."""
         self._kept = self._kept_before

@@ -170,6 +170,11 @@ class ElasticLoader:
             "num_workers": self.base.num_workers if self._spec.rng == "ddp" else None,
         }
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a loop over it runs."""
+        return self._running is not None
+
     # -- iterations --------------------------------------------------------------------------------------------
 
     def open(

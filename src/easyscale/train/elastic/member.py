@@ -80,6 +80,7 @@ class Member:
         received: the job's state as a joiner was given it.
         is_behind: whether this worker's script has not come yet to where the job is.
         capture: gives the job's state at a border.
+        check: refuses a planned change that something in the job cannot follow.
         on_place: to be told the virtual ranks of this worker when they change.
     """
 
@@ -99,6 +100,7 @@ class Member:
         self.is_behind = seat is None
         self.received: JobState | None = None
         self.capture: Callable[[], JobState] = _no_state
+        self.check: Callable[[], None] = lambda: None
         self._mailbox.on_form = self._interrupt
 
     @property
@@ -253,6 +255,8 @@ class Member:
 
     def _meet(self, form: Form, standing: Standing | None) -> tuple[Seat | None, bool]:
         times = {"border": time.time()}
+        if not form.is_urgent and self._seat is not None:
+            self.check()
         placement = Placement.parse(form.placement)
         if self._worker not in form.members:
             if self._worker == form.source:

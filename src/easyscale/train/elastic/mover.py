@@ -10,6 +10,7 @@ from easyscale.train.elastic.contexts import Contexts
 from easyscale.train.elastic.member import Member
 from easyscale.train.elastic.state import StateKeeper
 from easyscale.train.elastic.track import Track
+from easyscale.train.prepared import Prepared
 from easyscale.train.process.faults import reach
 from easyscale.train.reduce.channel import Channel
 from easyscale.train.turns import Turns
@@ -25,6 +26,7 @@ class Mover:
         turns: runs the ESTs of it.
         keeper: takes and puts the job's state.
         track: where the script is.
+        prepared: the objects of the job.
         contexts: what ESTs carry.
         on_place: told the virtual ranks of this worker.
     """
@@ -35,6 +37,7 @@ class Mover:
         turns: Turns,
         keeper: StateKeeper,
         track: Track,
+        prepared: Prepared,
         contexts: Contexts,
         on_place: Callable[[tuple[int, ...]], None],
     ) -> None:
@@ -43,6 +46,7 @@ class Mover:
         self._turns = turns
         self._keeper = keeper
         self._track = track
+        self._prepared = prepared
         self._on_place = on_place
         self.generation = -1 if member.is_joiner else member.seat.generation
 
@@ -81,11 +85,15 @@ class Mover:
             return
         self.generation = seat.generation
         self._turns.move(seat.placement, seat.rank, seat.channel)
-        self.contexts.give(self._turns)
+        self.contexts.give()
+        self.contexts.resume(self._prepared.loaders)
         self._on_place(self._turns.ranks)
 
     def border(self, global_step: int, number: int | None) -> None:
         """Between two global steps, ``number`` mini-batches into the training loop that runs."""
+        if self.channel is None:
+            self.contexts.look()
+        self._member.check = self.contexts.check
         self._member.capture = lambda: self._keeper.capture(global_step, self._member.left, number)
         self._member.border(global_step)
         self.settle()
@@ -94,6 +102,16 @@ class Mover:
         """Where no joiner could find the job: only replace what broke."""
         self._member.repair()
         self.settle()
+
+    def tell_contexts(self) -> None:
+        """Streams were opened: ESTs may have drawn random numbers for that.
+
+        Raises:
+            RepeatError: a worker was lost before everyone knew.
+        """
+        if self.contexts.is_needed:
+            self.complete(self.contexts.tell)
+            self.contexts.adopt()
 
     def complete(self, work: Callable[[Channel | None], Result]) -> Result:
         """Do collective work; everyone has its result when this returns.

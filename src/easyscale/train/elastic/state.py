@@ -16,7 +16,7 @@ from easyscale.core.errors import RefusedError
 from easyscale.core.job import JobSpec
 from easyscale.train.checkpoint.state import JobFacts, JobState
 from easyscale.train.context.rng import RngState, capture, restore
-from easyscale.train.elastic.contexts import Contexts
+from easyscale.train.elastic.contexts import Contexts, plain, rich
 from easyscale.train.elastic.track import Journal, ScriptPosition, Track
 from easyscale.train.prepared import Prepared
 from easyscale.train.turns import Turns
@@ -69,7 +69,7 @@ class StateKeeper:
             "modules": [_about(module) for module in prepared.modules],
             "optimizers": [self._of_optimizer(optimizer) for optimizer in prepared.optimizers],
             "stateful": [item.state_dict() for item in prepared.stateful],
-            "loaders": [loader.state_dict() for loader in prepared.loaders],
+            "loaders": [plain(self._contexts.position_of(loader)) for loader in prepared.loaders],
             "registered": {name: _state_of(item) for name, item in self._registered.items()},
             "generators": _as_tuple(capture(self._device)),
             "contexts": self._contexts.state(),
@@ -98,7 +98,7 @@ class StateKeeper:
         for item, saved in zip(prepared.stateful, meta["stateful"], strict=True):
             item.load_state_dict(saved)
         for loader, saved in zip(prepared.loaders, meta["loaders"], strict=True):
-            loader.load_state_dict(saved)
+            loader.load_state_dict(rich(saved))
         self._pending = dict(meta["registered"])
         for name, item in self._registered.items():
             self.give(name, item)

@@ -212,7 +212,7 @@ class Channel:
         table = torch.zeros(self.size, max(lengths), dtype=torch.uint8, device=self.device)
         table[self.rank, : len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         self.sum(table)
-        return [bytes(row[:length].tolist()) for row, length in zip(table.cpu(), lengths, strict=True)]
+        return [row[:length].numpy().tobytes() for row, length in zip(table.cpu(), lengths, strict=True)]
 
     def close(self) -> None:
         """End the thread and leave the group; what was submitted is done first."""
