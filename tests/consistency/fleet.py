@@ -20,6 +20,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 _NURSERY = Path(__file__).with_name("nursery.py")
 _ERROR_GRACE_S = 5.0
 """How long other members may take to notice that one has failed."""
@@ -136,8 +138,11 @@ class Fleet:
         is_explained = any(kind == "error" for kind, _ in answers.values())
         if not is_explained:
             for member in silent:
-                os.kill(self._pids[member], signal.SIGUSR1)
-            wait(self._members, timeout=1.0)
+                process = psutil.Process(self._pids[member])
+                for one in [process, *process.children(recursive=True)]:  # its data workers, too
+                    print(f"Stack of process {one.pid}, child of {one.ppid()}:", file=sys.stderr, flush=True)
+                    one.send_signal(signal.SIGUSR1)
+                    wait(self._members, timeout=0.3)
         self._kill()
         self._forget()
         if not is_explained:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     # a death may be raised in a finalizer, where Python only prints it; it is noticed again a moment later
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    # PyTorch looks whether it has too many files open by opening some, which it leaves to their finalizers
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
 ]
 KILLED = r"a data worker \(pid \d+\) was ended by SIGKILL"
 
@@ -201,3 +205,42 @@ def test_a_data_worker_that_dies_in_an_evaluation_is_replaced(open_session: Open
         with pytest.warns(RuntimeWarning, match=KILLED):
             found = [batch[:, 0].tolist() for batch in killed]
         assert found == [batch[:, 0].tolist() for batch in plain]
+
+
+STUCK = """
+import os, sys, time
+from easyscale.train.data import forking
+
+marker = sys.argv[1]
+
+def stay():  # in place of a lock that a thread held when the process was forked
+    if not os.path.exists(marker):
+        open(marker, "w").close()
+        time.sleep(1000)
+
+os.register_at_fork(after_in_child=stay)
+forking.BEGIN_S = 0.3
+
+import easyscale
+from consistency.loaders import bits, loader_of
+
+kind, rng, number = sys.argv[2:]
+session = easyscale.session(num_ests=2, rng=rng, device="cpu")
+loader = session.prepare(loader_of(kind, 2))
+for _ in session.epochs(2):
+    print(*[bits(batch) for step in session.steps(loader) for batch in step])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "rng"), [("shuffled", "stepwise"), ("stream", "stepwise"), ("shuffled", "ddp")])
+def test_a_data_worker_that_was_caught_when_it_was_forked_is_forked_again(tmp_path: Path, kind: str, rng: str) -> None:
+    def run(number: int) -> str:
+        marker = tmp_path / "forked"
+        command = [sys.executable, "-W", "ignore", "-c", STUCK, str(marker), kind, rng, str(number)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        return subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=50).stdout
+
+    caught = run(1)
+    assert caught.count("\n") == 2
+    assert run(2) == caught

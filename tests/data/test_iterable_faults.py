@@ -27,6 +27,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     # a death may be raised in a finalizer, where Python only prints it; it is noticed again a moment later
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    # PyTorch looks whether it has too many files open by opening some, which it leaves to their finalizers
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
 ]
 
 

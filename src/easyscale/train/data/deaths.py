@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import wait
 from typing import Any
 
+from torch.multiprocessing import reductions
 from torch.utils.data._utils import signal_handling
 
 _LAST_WORDS_S = 0.5
@@ -72,14 +73,15 @@ def noticed(check: Callable[[], None]) -> Iterator[None]:
 def _on_child(number: int, frame: Any) -> None:
     if callable(_before):
         _before(number, frame)
-    if _waiter is not None and not _is_in_finalizer(frame):
+    if _waiter is not None and not _is_untimely(frame):
         _waiter()
 
 
-def _is_in_finalizer(frame: Any) -> bool:
-    """Whether an exception raised now would be swallowed; PyTorch notices the death itself then, a little later."""
+def _is_untimely(frame: Any) -> bool:
+    """Whether an exception raised now would be swallowed (in a finalizer), or leave what it interrupts open (the socket
+    that a tensor comes over). The death is noticed a little later then, by the next ``check`` or by PyTorch's own."""
     while frame is not None:
-        if frame.f_code.co_name == "__del__":
+        if frame.f_code.co_name == "__del__" or frame.f_code.co_filename == reductions.__file__:
             return True
         frame = frame.f_back
     return False

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Sampler
 
+from easyscale.train.data.forking import sure_context
+
 
 class Batches(Sampler[Any]):
     """A sampler over what it is given, also over an iterator; it may be given something else before an epoch."""
@@ -47,7 +49,7 @@ def rebuild(
             "timeout": base.timeout,
             "persistent_workers": base.persistent_workers if persistent_workers is None else persistent_workers,
             "worker_init_fn": worker_init_fn or base.worker_init_fn,
-            "multiprocessing_context": base.multiprocessing_context,
+            "multiprocessing_context": sure_context(base.multiprocessing_context),
         }
     if batches is None:
         options.update(batch_size=base.batch_size, drop_last=base.drop_last)
