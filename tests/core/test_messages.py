@@ -8,19 +8,28 @@ from hypothesis import strategies as st
 
 from easyscale.core.digest import combine
 from easyscale.core.errors import EasyScaleError
-from easyscale.core.job import ScriptSpec, WatchSpec
+from easyscale.core.job import Fault, ScriptSpec, WatchSpec
 from easyscale.core.messages import (
+    Alive,
     Failed,
     Finished,
+    Formed,
     Hello,
+    Leaving,
+    Left,
+    Logged,
+    Lost,
     Message,
+    Moved,
     Opened,
     Output,
+    Ready,
     StepReport,
     WorkerConfig,
     decode,
     encode,
 )
+from easyscale.core.orders import Form, Go, Order, Stop
 
 MESSAGES = [
     Hello(1, 77),
@@ -29,11 +38,22 @@ MESSAGES = [
     Output(1, None, "stderr", "caf\u00e9 \udcff\n"),
     Failed(0, "error", "ValueError: no", "Traceback", 3, 17, 1, True),
     Finished(2, 10, 4, "ab", 1024),
+    Alive(1),
+    Logged(1, 3, {"2": {"loss": 0.5}}),
+    Ready(4),
+    Formed(1, 2, 10, {"border": 1.5}),
+    Moved(1, 2, 0.25),
+    Lost(1, 2, "a connection broke", True),
+    Leaving(3),
+    Left(3),
+    Form(2, "0,1|2", [0, 4], [4], "store-2", True, 10, 1),
+    Go(2),
+    Stop(),
 ]
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_a_message_is_read_as_it_was_sent(message: Message) -> None:
+def test_a_message_is_read_as_it_was_sent(message: Message | Order) -> None:
     assert decode(encode(message)) == message
 
 
@@ -58,7 +78,20 @@ def test_another_version_says_so() -> None:
 
 def test_a_worker_gets_the_configuration_that_was_made_for_it() -> None:
     config = WorkerConfig(
-        1, 2, "0|1", "store", ScriptSpec("t.py", ("--x", "1")), {"seed": 1}, True, WatchSpec(True, 3), "l", "w", ["p"]
+        1,
+        2,
+        "0|1",
+        "store",
+        ScriptSpec("t.py", ("--x", "1")),
+        {"seed": 1},
+        True,
+        WatchSpec(True, True, 3),
+        "l",
+        "w",
+        ["p"],
+        is_joiner=True,
+        stops=[3, 7],
+        faults=[Fault("step.begin", "stop", 3, 1, 0, "f")],
     )
     assert WorkerConfig.from_json(config.to_json()) == config
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from easyscale.core import events
-from easyscale.core.events import Event, StepEvent
+from easyscale.core.events import Event, RescaleEvent, StepEvent
 from easyscale.launch.run import RunResult
 
 TINY_SESSION = '''
@@ -52,7 +52,9 @@ class Recorder:
         self.text = {"stdout": "", "stderr": ""}
         self.steps: list[StepEvent] = []
         self.totals: list[int | None] = []
+        self.rescales: list[RescaleEvent] = []
         self.notices: list[str] = []
+        self.on_rescale: Callable[[RescaleEvent], None] = lambda event: None
         self.on_step: Callable[[StepEvent], None] = lambda event: None
         self.on_output: Callable[[str], None] = lambda text: None
 
@@ -64,6 +66,10 @@ class Recorder:
         self.steps.append(event)
         self.totals.append(total_steps)
         self.on_step(event)
+
+    def rescale(self, event: RescaleEvent) -> None:
+        self.rescales.append(event)
+        self.on_rescale(event)
 
     def notice(self, sentence: str) -> None:
         self.notices.append(sentence)

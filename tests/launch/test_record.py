@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from easyscale.core.digest import combine
-from easyscale.core.errors import RefusedError
+from easyscale.core.errors import JobFailedError, RefusedError
 from easyscale.core.events import EndEvent, StartEvent
 from easyscale.core.job import WatchSpec
-from easyscale.core.messages import StepReport
+from easyscale.core.messages import Logged, StepReport
 from easyscale.launch.folder import EventLog, RunFolder
 from easyscale.launch.steps import StepMerger
 from launch.harness import Ran
@@ -64,19 +64,36 @@ def test_a_dump_holds_every_tensor_as_it_was_and_ends_the_run_well(run_script: R
     assert [file.name for file in tmp_path.glob("state*")] == ["state.safetensors"]
 
 
+def report(worker: int, step: int, digest: str | None = None) -> StepReport:
+    return StepReport(worker, step, 0, None, 0.1 + worker, {str(worker): {"loss": 1.0}}, digest)
+
+
 def test_a_step_counts_when_every_worker_has_finished_it() -> None:
-    merger = StepMerger(2)
-
-    def report(worker: int, step: int) -> StepReport:
-        return StepReport(worker, step, 0, None, 0.1 + worker, {str(worker): {"loss": 1.0}})
-
-    assert merger.add(report(0, 1)) is None
-    assert merger.add(report(0, 2)) is None
+    merger = StepMerger({0: 0, 1: 0})
+    assert merger.add(report(0, 1)) == []
+    assert merger.add(report(0, 2)) == []
     assert merger.last_finished is None
-    whole = merger.add(report(1, 1))
-    assert whole is not None
+    (whole,) = merger.add(report(1, 1))
     assert (whole.global_step, whole.seconds, list(whole.scalars)) == (1, 1.1, ["0", "1"])
     assert (merger.last_finished, merger.finished_steps) == (1, 1)
+
+
+def test_a_step_waits_neither_for_a_lost_worker_nor_for_one_that_came_after_it() -> None:
+    merger = StepMerger({0: 0, 1: 0})
+    merger.log(Logged(1, 4, {"1": {"loss": 2.0}}))
+    merger.add(report(0, 4))
+    (whole,) = merger.change({0: 0, 2: 5})
+    assert whole.scalars == {"0": {"loss": 1.0}, "1": {"loss": 2.0}}
+    assert merger.add(report(1, 4)) == []
+    assert merger.add(report(0, 5)) == []
+    assert len(merger.add(report(2, 5))) == 1
+
+
+def test_workers_that_hold_different_tensors_end_the_run() -> None:
+    merger = StepMerger({0: 0, 1: 0})
+    merger.add(report(0, 0, "aa"))
+    with pytest.raises(JobFailedError, match="workers 0 and 1 hold different tensors after global step 0"):
+        merger.add(report(1, 0, "bb"))
 
 
 def test_a_full_disk_is_said_once() -> None:

@@ -7,7 +7,7 @@ import sys
 from typing import TextIO
 
 from easyscale.cli.status import StatusLine
-from easyscale.core.events import StepEvent
+from easyscale.core.events import RescaleEvent, StepEvent
 
 
 class RunConsole:
@@ -30,6 +30,7 @@ class RunConsole:
     ) -> None:
         self._is_stdout_taken = is_stdout_taken
         self._is_muted = is_muted
+        self._is_quiet = is_quiet or is_muted
         self._status = None if is_quiet or not sys.stderr.isatty() else StatusLine(label)
         self._is_at_line_start = True
 
@@ -44,6 +45,14 @@ class RunConsole:
         if self._status is not None:
             self._status.step(event, total_steps)
             self.tick()
+
+    def rescale(self, event: RescaleEvent) -> None:
+        if not self._is_quiet:
+            pause = event.seconds.get("pause", 0.0)
+            self.notice(
+                f"global step {event.global_step}: {event.before} became {event.placement} ({event.reason}, pause "
+                f"{1000 * pause:.0f} ms)"
+            )
 
     def notice(self, sentence: str) -> None:
         self.clear()

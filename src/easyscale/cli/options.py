@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from easyscale.core.errors import RefusedError
-from easyscale.core.job import JobSpec, ScriptSpec
+from easyscale.core.job import Fault, JobSpec, ScriptSpec
 from easyscale.core.placement import Placement
+
+if TYPE_CHECKING:
+    from easyscale.launch.elasticity import Elasticity
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -66,15 +69,59 @@ def existing_script(path: str, args: tuple[str, ...]) -> ScriptSpec:
 
 
 def number_of_workers(text: str) -> int:
-    if ":" in text:
-        raise RefusedError(
-            f"--workers {text} asks for a range, but this version runs a job on a fixed number of workers: "
-            f"give one number"
-        )
     try:
         return int(text)
     except ValueError:
         raise RefusedError(f"--workers {text!r} is not a number: write it as --workers 2") from None
+
+
+def range_of_workers(text: str | None) -> tuple[int, int] | None:
+    """``2`` is 2 to 2, ``1:4`` is 1 to 4."""
+    if text is None:
+        return None
+    low, is_range, high = text.partition(":")
+    try:
+        found = int(low), int(high if is_range else low)
+    except ValueError:
+        raise RefusedError(
+            f"--workers {text!r} is not a number, nor a range: write it as --workers 2, or --workers 1:4"
+        ) from None
+    if not 1 <= found[0] <= found[1]:
+        raise RefusedError(f"--workers {text} is no range: write the smaller number first, 1 or more")
+    return found
+
+
+def elasticity(
+    workers: tuple[int, int] | None,
+    placement: Placement,
+    rescale: str | None,
+    max_failures: int,
+    hang_timeout: float,
+    faults: tuple[Fault, ...] = (),
+) -> Elasticity:
+    """What may change while the job runs."""
+    from easyscale.launch.elasticity import Elasticity
+
+    schedule = rescale_schedule(rescale)
+    low, high = workers or (placement.num_workers, placement.num_workers)
+    counts = [placement.num_workers, low, high, *(count for _, count in schedule)]
+    if max_failures < 0 or hang_timeout <= 0:
+        raise RefusedError("--max-failures must be 0 or more and --hang-timeout more than 0 seconds")
+    return Elasticity(min(counts), max(counts), schedule, True, max_failures, hang_timeout, faults)
+
+
+def rescale_schedule(text: str | None) -> tuple[tuple[int, int], ...]:
+    """``10:4,20:1`` is 4 workers before global step 10 and 1 before global step 20."""
+    if text is None:
+        return ()
+    try:
+        pairs = [(int(step), int(count)) for step, count in (part.split(":") for part in text.split(","))]
+    except ValueError:
+        raise RefusedError(f"--rescale {text!r} is not understood: write it as --rescale 10:4,20:1") from None
+    steps = [step for step, _ in pairs]
+    if steps != sorted(set(steps)) or steps[0] < 1 or min(count for _, count in pairs) < 1:
+        raise RefusedError(f"--rescale {text}: give rising global steps from 1 on, each with 1 worker or more")
+    return tuple(pairs)
 
 
 def parsed_placement(text: str, num_ests: int | None) -> Placement:
@@ -90,13 +137,16 @@ def parsed_placement(text: str, num_ests: int | None) -> Placement:
 
 def chosen_placement(num_ests: int | None, workers: str | None, placement: str | None) -> Placement:
     """Where the ESTs run, from whichever of the three the user gave."""
-    num_workers = None if workers is None else number_of_workers(workers)
+    bounds = range_of_workers(workers)
     if placement is None:
-        return Placement.even(num_ests if num_ests is not None else num_workers or 1, num_workers or 1)
+        low, high = bounds or (1, 1)
+        if num_ests is None:
+            return Placement.even(high, high)
+        return Placement.even(num_ests, max(low, min(high, num_ests)))
     chosen = parsed_placement(placement, num_ests)
-    if num_workers is not None and chosen.num_workers != num_workers:
+    if bounds is not None and not bounds[0] <= chosen.num_workers <= bounds[1]:
         raise RefusedError(
-            f"--placement {placement} has {chosen.num_workers} workers but --workers says {num_workers}: make them "
+            f"--placement {placement} has {chosen.num_workers} workers but --workers says {workers}: make them "
             f"agree or leave --workers out"
         )
     return chosen

@@ -17,9 +17,19 @@ if TYPE_CHECKING:
 
 @click.command("run", context_settings=options.SCRIPT_CONTEXT)
 @click.option("--ests", type=int, metavar="N", help="Number of ESTs.  [default: the script's num_ests, or W]")
-@click.option("--workers", metavar="W", help="Number of worker processes.  [default: 1]")
+@click.option("--workers", metavar="W", help="Number of worker processes, or a range such as 1:4.  [default: 1]")
 @click.option("--placement", metavar="P", help='Which ESTs each worker runs, such as "0,1,2|3".')
+@click.option("--rescale", metavar="STEP:W,...", help="Change the workers at these global steps, such as 10:4,20:1.")
 @options.job_options
+@click.option("--max-failures", type=int, default=20, show_default=True, help="Workers that may be lost in a row.")
+@click.option(
+    "--hang-timeout",
+    type=float,
+    default=30.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds after which a worker that says nothing is killed.",
+)
 @click.option("--name", metavar="NAME", help="Name of the run.  [default: from script and time]")
 @click.option("--run-dir", default="runs", show_default=True, metavar="DIR", help="Where folders of runs are kept.")
 @click.option("--quiet", is_flag=True, help="Show the script's output and errors, nothing else.")
@@ -29,6 +39,9 @@ def run_command(
     ests: int | None,
     workers: str | None,
     placement: str | None,
+    rescale: str | None,
+    max_failures: int,
+    hang_timeout: float,
     name: str | None,
     run_dir: str,
     quiet: bool,
@@ -39,7 +52,8 @@ def run_command(
 ) -> int:
     """Run SCRIPT with its ARGS as a job of ESTs on worker processes.
 
-    The job's numbers depend on the number of ESTs, never on the number of workers.
+    The job's numbers depend on the number of ESTs, never on the number of workers, which may change while it runs:
+    workers that are lost are replaced.
     """
     from easyscale.cli.console import RunConsole
     from easyscale.launch.folder import RunFolder
@@ -53,6 +67,7 @@ def run_command(
         placement=chosen,
         is_num_ests_explicit=ests is not None or placement is not None,
         overrides=options.overrides_of(job, chosen.num_ests),
+        elasticity=options.elasticity(options.range_of_workers(workers), chosen, rescale, max_failures, hang_timeout),
     )
     folder = RunFolder.create(Path(run_dir), name, script)
     console = RunConsole(is_quiet=quiet, is_stdout_taken=is_json)

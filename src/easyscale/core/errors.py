@@ -25,3 +25,11 @@ class DataError(EasyScaleError):
 
 class JobFailedError(EasyScaleError):
     """A worker process ended before the script did."""
+
+
+class PeerLostError(JobFailedError):
+    """Another worker cannot be reached any more; the job goes on with those that can."""
+
+
+class LostCountsError(JobFailedError):
+    """A worker was lost with counts that it had not added to the job's yet."""

@@ -58,6 +58,36 @@ class FailureEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class RescaleEvent:
+    """A generation has begun.
+
+    ``seconds`` has the phases: decide (from the wish or the loss to the order, with the start of new workers), drain
+    (until all are at the border), rendezvous (until all have met), restore (until joiners have the state), begin (until
+    all are told), pause (the longest of those that had the state already), first_step (until all had finished a step).
+    """
+
+    t: float
+    generation: int
+    global_step: int
+    before: str
+    placement: str
+    reason: str
+    joined: list[int]
+    left: list[int]
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class LossEvent:
+    """A worker was lost, and the run goes on."""
+
+    t: float
+    worker_rank: int
+    message: str
+    failures_in_a_row: int
+
+
+@dataclass(frozen=True, slots=True)
 class EndEvent:
     """The last line of every run: ``state`` is "finished", "failed" or "stopped"."""
 
@@ -69,10 +99,12 @@ class EndEvent:
     digest: str | None = None
 
 
-Event = StartEvent | StepEvent | FailureEvent | EndEvent
+Event = StartEvent | StepEvent | RescaleEvent | LossEvent | FailureEvent | EndEvent
 _TYPE_BY_NAME: dict[str, type[Any]] = {
     "start": StartEvent,
     "step": StepEvent,
+    "rescale": RescaleEvent,
+    "loss": LossEvent,
     "failure": FailureEvent,
     "end": EndEvent,
 }

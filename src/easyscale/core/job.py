@@ -78,9 +78,32 @@ class WatchSpec:
 
     Attributes:
         digests: hash every tensor after every global step (``easyscale verify``).
+        by_all: by every worker, not only by virtual rank 0's: so that no step's hash is lost with a worker, and that
+            workers which do not agree are noticed.
         dump_step: write all tensors as they are after this global step to ``dump_path`` and end the run.
     """
 
     digests: bool = False
+    by_all: bool = False
     dump_step: int | None = None
     dump_path: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A worker fails on purpose at a named point (``train/process/faults.py``).
+
+    Attributes:
+        action: "kill" (SIGKILL), "stop" (SIGSTOP: it hangs), "exit" or "term" (SIGTERM).
+        step: only in this global step; None: the first time that the point is reached.
+        worker_rank: only this worker; None: every one.
+        virtual_rank: only the worker that hosts it.
+        claim: file that says that it has happened: once in a run.
+    """
+
+    point: str
+    action: str = "kill"
+    step: int | None = None
+    worker_rank: int | None = None
+    virtual_rank: int | None = None
+    claim: str | None = None

@@ -1,4 +1,4 @@
-"""What the launcher and a worker say to each other: typed, versioned JSON, never pickled.
+"""What workers tell the launcher, and how both are written: typed, versioned JSON, never pickled.
 
 One message is one JSON object in one frame of a ``multiprocessing.Connection`` (``send_bytes``/``recv_bytes``).
 """
@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from easyscale.core.errors import EasyScaleError
-from easyscale.core.job import ScriptSpec, WatchSpec
+from easyscale.core.job import Fault, ScriptSpec, WatchSpec
+from easyscale.core.orders import Form, Go, Order, Stop
 
 VERSION = 1
 
@@ -21,12 +22,18 @@ class WorkerConfig:
     """Launcher -> worker, before anything else: who this process is and what it runs.
 
     Attributes:
+        worker_rank: number of the worker in the run, never used again; for those that begin the run their rank.
         placement: as ``Placement`` writes it; None leaves it to the script's ``num_ests``.
         store_path: file of the rendezvous store, in a folder that ends with the run.
         overrides: fields of ``JobSpec`` that the user gave to the launcher.
         log_dir: folder of the logs by worker and by virtual rank.
         working_dir: where the script runs.
         search_path: ``sys.path`` without the entry that a script gets for its own folder.
+        is_elastic: the job's workers may change while it runs.
+        may_move: it may be asked to, not only be hit by a loss: what could not move is refused.
+        is_joiner: the job runs already: get its state from the others.
+        stops: global steps before which the launcher will order a change.
+        faults: where this worker fails, for tests and rehearsals.
     """
 
     worker_rank: int
@@ -40,6 +47,11 @@ class WorkerConfig:
     log_dir: str
     working_dir: str
     search_path: list[str]
+    is_elastic: bool = True
+    may_move: bool = False
+    is_joiner: bool = False
+    stops: list[int] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -51,6 +63,7 @@ class WorkerConfig:
         return cls(
             script=ScriptSpec(script["path"], tuple(script["args"])),
             watch=WatchSpec(**body.pop("watch")),
+            faults=[Fault(**fault) for fault in body.pop("faults")],
             **body,
         )
 
@@ -129,16 +142,101 @@ class Finished:
     bytes_sent: int = 0
 
 
-Message = Hello | Opened | StepReport | Output | Failed | Finished
-_TYPE_BY_NAME: dict[str, type[Any]] = {t.__name__: t for t in (Hello, Opened, StepReport, Output, Failed, Finished)}
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """Worker -> launcher, several times a second: the process runs. Says nothing about the script."""
+
+    worker_rank: int
 
 
-def encode(message: Message) -> bytes:
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """Worker -> launcher: what ``session.log`` filed in a pass, said before any worker leaves the pass behind."""
+
+    worker_rank: int
+    global_step: int
+    scalars: dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Worker -> launcher, once: the script has come to its first loop; a joiner waits there to be let in."""
+
+    worker_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Formed:
+    """Worker -> launcher: it has met the others of a generation. ``times`` are seconds since the epoch, by phase."""
+
+    worker_rank: int
+    generation: int
+    global_step: int
+    times: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Worker -> launcher: it goes on in the new generation, after a pause."""
+
+    worker_rank: int
+    generation: int
+    pause_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Worker -> launcher: it cannot reach the others of a generation any more, or (``is_refused``) will not."""
+
+    worker_rank: int
+    generation: int
+    reason: str
+    is_refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """Worker -> launcher: somebody asked this worker to end (SIGTERM); it goes on until the others do without it."""
+
+    worker_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Worker -> launcher, at most once: the worker has left the job, as it was ordered to."""
+
+    worker_rank: int
+
+
+Message = (
+    Hello
+    | Opened
+    | StepReport
+    | Output
+    | Failed
+    | Finished
+    | Alive
+    | Logged
+    | Ready
+    | Formed
+    | Moved
+    | Lost
+    | Leaving
+    | Left
+)
+_TYPES: tuple[type[Any], ...] = (
+    *(Hello, Opened, StepReport, Output, Failed, Finished, Alive, Logged, Ready, Formed, Moved, Lost, Leaving, Left),
+    *(Form, Go, Stop),
+)
+_TYPE_BY_NAME = {kind.__name__: kind for kind in _TYPES}
+
+
+def encode(message: Message | Order) -> bytes:
     body = {"v": VERSION, "type": type(message).__name__, **dataclasses.asdict(message)}
     return json.dumps(body, separators=(",", ":")).encode()
 
 
-def decode(frame: bytes) -> Message:
+def decode(frame: bytes) -> Any:
     """Read one frame.
 
     Raises:
@@ -149,7 +247,7 @@ def decode(frame: bytes) -> Message:
         version = body.pop("v")
         if version != VERSION:
             raise EasyScaleError(f"message of version {version} received, this is version {VERSION}: use one release")
-        message: Message = _TYPE_BY_NAME[body.pop("type")](**body)
+        message = _TYPE_BY_NAME[body.pop("type")](**body)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise EasyScaleError(f"not a message: {frame[:80]!r} ({error})") from error
     return message

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from easyscale.core.messages import Failed
-from easyscale.core.placement import Placement
 from easyscale.launch.folder import RunFolder
 
 
@@ -47,15 +46,15 @@ def first_cause(failures: Sequence[Failure], finished_workers: Sequence[int]) ->
     return replace(cause, where=f"{cause.where} ({gone})")
 
 
-def from_message(failed: Failed, placement: Placement, folder: RunFolder) -> Failure:
+def from_message(failed: Failed, ranks: tuple[int, ...], folder: RunFolder) -> Failure:
     """What a worker said about its script's end."""
     if failed.kind == "terminated":
-        return from_signal(failed.worker_rank, signal.SIGTERM, failed.global_step, placement, folder)
+        return from_signal(failed.worker_rank, signal.SIGTERM, failed.global_step, ranks, folder)
     return Failure(
         kind=failed.kind,
         message=failed.message or f"the script ended with exit code {failed.exit_code}",
         details=failed.traceback,
-        where="" if failed.kind == "refused" else _where(failed, placement, folder),
+        where="" if failed.kind == "refused" else _where(failed, ranks, folder),
         exit_code=failed.exit_code,
         worker_rank=failed.worker_rank,
         virtual_rank=failed.virtual_rank,
@@ -65,36 +64,36 @@ def from_message(failed: Failed, placement: Placement, folder: RunFolder) -> Fai
 
 
 def from_death(
-    worker_rank: int, exit_code: int | None, progress: str, placement: Placement, folder: RunFolder
+    worker_rank: int, exit_code: int | None, progress: str, ranks: tuple[int, ...], folder: RunFolder
 ) -> Failure:
     """A worker process that ended without a word. ``progress`` says how far the job had come."""
     if exit_code is not None and exit_code < 0:
-        return _killed(worker_rank, -exit_code, progress, placement, folder)
+        return _killed(worker_rank, -exit_code, progress, ranks, folder)
     end = "cut its connection" if exit_code is None else f"ended with exit code {exit_code}"
-    message = f"{_worker(worker_rank, placement)} {end} without a word, {progress}"
+    message = f"{_worker(worker_rank, ranks)} {end} without a word, {progress}"
     return Failure("died", _with_log(message, folder, worker_rank), worker_rank=worker_rank)
 
 
 def from_signal(
-    worker_rank: int, number: signal.Signals, global_step: int | None, placement: Placement, folder: RunFolder
+    worker_rank: int, number: signal.Signals, global_step: int | None, ranks: tuple[int, ...], folder: RunFolder
 ) -> Failure:
     progress = "before any global step" if not global_step else f"in global step {global_step}"
-    return _killed(worker_rank, number, progress, placement, folder)
+    return _killed(worker_rank, number, progress, ranks, folder)
 
 
-def _killed(worker_rank: int, number: int, progress: str, placement: Placement, folder: RunFolder) -> Failure:
-    message = f"{_worker(worker_rank, placement)} was ended by {_signal_name(number)}, {progress}"
+def _killed(worker_rank: int, number: int, progress: str, ranks: tuple[int, ...], folder: RunFolder) -> Failure:
+    message = f"{_worker(worker_rank, ranks)} was ended by {_signal_name(number)}, {progress}"
     if number == signal.SIGKILL:
         message += " (when nobody sent it: the kernel does this when memory runs out)"
     return Failure("died", _with_log(message, folder, worker_rank), worker_rank=worker_rank)
 
 
-def _where(failed: Failed, placement: Placement, folder: RunFolder) -> str:
+def _where(failed: Failed, ranks: tuple[int, ...], folder: RunFolder) -> str:
     step = "" if failed.global_step is None else f", global step {failed.global_step}"
     if failed.virtual_rank is None:
         place, log = f"worker {failed.worker_rank}", folder.worker_log(failed.worker_rank)
-        if placement.num_workers < placement.num_ests:
-            place = _worker(failed.worker_rank, placement)
+        if len(ranks) > 1:
+            place = _worker(failed.worker_rank, ranks)
     else:
         place = f"EST {failed.virtual_rank} (worker {failed.worker_rank})"
         log = folder.rank_log(failed.virtual_rank)
@@ -108,8 +107,9 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _worker(worker_rank: int, placement: Placement) -> str:
-    ranks = placement.ranks_by_worker[worker_rank]
+def _worker(worker_rank: int, ranks: tuple[int, ...]) -> str:
+    if not ranks:
+        return f"worker {worker_rank}"
     noun = "virtual rank" if len(ranks) == 1 else "virtual ranks"
     return f"worker {worker_rank} ({noun} {', '.join(map(str, ranks))})"
 

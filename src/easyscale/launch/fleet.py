@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -38,15 +38,19 @@ class Fleet:
             except (OSError, EOFError) as error:
                 raise JobFailedError(f"worker {config.worker_rank} could not be started ({error})") from error
 
+    def find(self, worker: int) -> WorkerProcess:
+        """The worker of this number."""
+        return self.workers[worker]
+
     @property
     def open_workers(self) -> list[WorkerProcess]:
         """Those from which something may still come."""
         return [worker for worker in self.workers if worker.is_open]
 
-    def wait(self, signals: StopSignals, timeout_s: float) -> list[WorkerProcess]:
-        """Workers that have a message or have ended; returns at once when a signal has come."""
+    def wait(self, signals: StopSignals, others: Sequence[Any], timeout_s: float) -> list[WorkerProcess]:
+        """Workers that have a message or have ended; returns at once when a signal has come, or something of others."""
         workers = self.open_workers
-        sources: list[Any] = [signals, *(w.connection for w in workers), *(w.sentinel for w in workers)]
+        sources: list[Any] = [signals, *others, *(w.connection for w in workers), *(w.sentinel for w in workers)]
         ready: list[Any] = wait(sources, timeout_s)
         if signals in ready:
             signals.drain()

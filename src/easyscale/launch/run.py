@@ -10,6 +10,7 @@ from typing import Any
 
 from easyscale.core import events
 from easyscale.core.messages import Finished
+from easyscale.launch.control import Control
 from easyscale.launch.engine import Ending, LocalRun
 from easyscale.launch.failure import Failure
 from easyscale.launch.folder import EventLog, RunFolder
@@ -27,6 +28,8 @@ class RunResult:
         error: one sentence if it did not finish.
         seconds: from the start of the script, so without what it takes to start processes.
         num_ests: None when the script never opened a session.
+        placements: those of all generations.
+        num_workers: of the last one.
     """
 
     state: str
@@ -36,7 +39,7 @@ class RunResult:
     digest: str | None
     global_steps: int
     num_ests: int | None
-    placement: str
+    placements: tuple[str, ...]
     num_workers: int
     seconds: float
     bytes_sent: tuple[int, ...]
@@ -48,9 +51,9 @@ class RunResult:
             "state": self.state,
             "digest": self.digest,
             "global_steps": self.global_steps,
-            "generations": 1,
+            "generations": len(self.placements),
             "num_ests": self.num_ests,
-            "placements": [self.placement],
+            "placements": list(self.placements),
             "seconds": self.seconds,
             "bytes_sent": list(self.bytes_sent),
         }
@@ -61,7 +64,8 @@ def run(spec: RunSpec, folder: RunFolder, listener: Listener) -> RunResult:
     """Run a script to its end; call it inside ``running_forkserver()``."""
     with EventLog(folder.path / events.FILE_NAME, listener.notice) as event_log:
         event_log.write(_start_event(spec))
-        ending = LocalRun(spec, folder, listener, event_log).execute()
+        with Control(folder.path, listener.notice) as control:
+            ending = LocalRun(spec, folder, listener, event_log, control).execute()
         result = _result(ending, folder)
         if result.failure is not None:
             event_log.write(_failure_event(result.failure))
@@ -91,9 +95,9 @@ def _result(ending: Ending, folder: RunFolder) -> RunResult:
         failure=ending.failure if state == "failed" else None,
         digest=main.digest if main and state == "finished" else None,
         global_steps=_global_steps(ending, main),
-        num_ests=ending.placement.num_ests if ending.has_session else None,
-        placement=str(ending.placement),
-        num_workers=ending.placement.num_workers,
+        num_ests=ending.placements[-1].num_ests if ending.has_session else None,
+        placements=tuple(map(str, ending.placements)),
+        num_workers=ending.placements[-1].num_workers,
         seconds=ending.seconds,
         bytes_sent=tuple(words.bytes_sent for words in ending.finished),
         folder=folder,

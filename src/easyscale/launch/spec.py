@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from easyscale.core.events import StepEvent
+from easyscale.core.events import RescaleEvent, StepEvent
 from easyscale.core.job import ScriptSpec, WatchSpec
 from easyscale.core.placement import Placement
+from easyscale.launch.elasticity import Elasticity
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class RunSpec:
         placement: where the ESTs run; a default one if nobody said how many there are.
         is_num_ests_explicit: whether the user said it; if not, the script's own ``num_ests`` counts.
         overrides: fields of ``JobSpec`` that win over the script's.
+        elasticity: what may change while it runs.
     """
 
     script: ScriptSpec
@@ -26,6 +28,7 @@ class RunSpec:
     is_num_ests_explicit: bool = True
     overrides: Mapping[str, Any] = field(default_factory=dict)
     watch: WatchSpec = field(default_factory=WatchSpec)
+    elasticity: Elasticity = field(default_factory=Elasticity)
 
 
 class Listener(Protocol):
@@ -36,6 +39,9 @@ class Listener(Protocol):
 
     def step(self, event: StepEvent, total_steps: int | None) -> None:
         """All workers have finished a global step."""
+
+    def rescale(self, event: RescaleEvent) -> None:
+        """The job has changed its workers."""
 
     def notice(self, sentence: str) -> None:
         """Something the user should know; the run goes on."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from easyscale.core.messages import Failed, Finished, Message, WorkerConfig, decode
+from easyscale.core.messages import Failed, Finished, Left, Message, WorkerConfig, decode, encode
+from easyscale.core.orders import Order, Stop
 from easyscale.launch import child
 from easyscale.launch.forkserver import hidden_main_module
 
@@ -21,9 +23,11 @@ class WorkerProcess:
     def __init__(self, config: WorkerConfig) -> None:
         context = multiprocessing.get_context("forkserver")
         self.rank = config.worker_rank
-        self.last_words: Finished | Failed | None = None
+        self.last_words: Finished | Failed | Left | None = None
+        self.heard_at = time.monotonic()
         self.has_started_script = False
         self.is_open = True
+        self.is_unwanted = False
         self._is_swept = False
         self.connection: Connection
         self.connection, theirs = context.Pipe(duplex=True)
@@ -62,10 +66,16 @@ class WorkerProcess:
             EasyScaleError: it is not a message.
         """
         try:
-            return decode(self.connection.recv_bytes())
+            message: Message = decode(self.connection.recv_bytes())
+            return message
         except (EOFError, OSError):
             self.close()
             return None
+
+    def send(self, order: Order) -> None:
+        """Give the process an order; one that has ended gets none."""
+        with suppress(OSError):
+            self.connection.send_bytes(encode(order))
 
     def read_rest(self) -> Iterator[Message]:
         """What the process said before it ended."""
@@ -81,7 +91,13 @@ class WorkerProcess:
     def terminate(self) -> None:
         """Ask the process to end, and only it: data workers that died under it would break its clean-up."""
         if self.exit_code is None:
+            self.send(Stop())
             self._signal(os.kill, signal.SIGTERM)
+
+    def dismiss(self) -> None:
+        """End a process that nobody needs; its end means nothing."""
+        self.is_unwanted = True
+        self.kill()
 
     def kill(self) -> None:
         """End the process, if it has not ended, and all that it started."""

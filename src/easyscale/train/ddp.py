@@ -37,6 +37,8 @@ class TransparentDdp(DistributedDataParallel):
 class NoSwitch:
     """One EST in a process: its random stream is the process's."""
 
+    ranks: tuple[int, ...] = ()
+
     def begin_pass(self) -> None:
         return
 
@@ -63,6 +65,7 @@ class PlainTurns:
         self.ranks: tuple[int, ...] = (virtual_rank,)
         self.rank: int | None = None
         self.is_drop_in = False
+        self.must_repeat = False
         self.is_last = True
         self.most_gradient_copies = 1
         self.has_gradients = True

@@ -15,6 +15,8 @@ from easyscale.core.job import JobSpec
 from easyscale.core.placement import Placement
 from easyscale.train.context.rng import Carried, RngPolicy, Seeder, Stepwise, capture, restore, seed_all
 from easyscale.train.ddp import PlainTurns
+from easyscale.train.elastic.links import Links
+from easyscale.train.elastic.member import Member, Seat
 from easyscale.train.reduce.channel import Channel, join_group
 from easyscale.train.reduce.staging import DeviceShelf, HostShelf, Shelf
 from easyscale.train.reduce.sync import GradientSync
@@ -34,6 +36,8 @@ class Job:
         device: what it computes on.
         channel: to the other workers; None if there are none.
         turns: runs the ESTs.
+        member: this worker's part in a job whose membership may change; None if it never does. Then ``placement``
+            and ``channel`` are those of the beginning.
         may_move: whether ESTs may come to other workers, or to a checkpoint.
     """
 
@@ -43,6 +47,7 @@ class Job:
     device: torch.device
     channel: Channel | None
     turns: Turns | PlainTurns
+    member: Member | None
     may_move: bool
 
 
@@ -55,25 +60,47 @@ def open_job(context: WorkerContext, asked: Mapping[str, Any], device: str | Non
     said = {key: value for key, value in asked.items() if value is not None}
     num_ests = _number_of_ests(context, said.pop("num_ests", None))
     spec = JobSpec(num_ests=num_ests, **{**said, **{k: v for k, v in context.overrides.items() if k != "num_ests"}})
-    placement = context.placement or Placement.even(num_ests, context.num_workers)
+    enrolment = context.enrolment if spec.backend == "easyscale" else None
+    is_joiner = enrolment is not None and enrolment.is_joiner
+    # a joiner has no place yet: as little as any worker may have, and not virtual rank 0 if that can be
+    placement = Placement.even(num_ests, num_ests) if is_joiner else _placement(context, num_ests)
+    worker = num_ests - 1 if is_joiner else context.worker_rank
     chosen = _device(device, context)
     Settings.for_job(spec.threads).apply()
     seed_all(spec.seed, chosen)
-    worker = context.worker_rank
-    store = _store(context)
+    store = None if is_joiner else _store(context)
     channel = None
     if store is not None:
-        group = join_group(
-            dist.PrefixStore("easyscale", store), worker, placement.num_workers, chosen, is_local=_is_local(context)
-        )
-        channel = Channel(group, worker, placement.num_workers, chosen, spec.threads)
+        channel = _channel(store, placement.num_workers, chosen, spec.threads, context, enrolment is not None)
+        channel.open()
     if spec.backend == "ddp":
-        turns: Turns | PlainTurns = _plain(spec, placement, worker, store, chosen)
-    else:
-        shelf: Shelf = HostShelf(chosen) if spec.stage == "host" else DeviceShelf()
-        sync = GradientSync(placement, worker, spec.reduction, channel, shelf)
-        turns = Turns(placement, worker, _rng(spec, placement.ranks_by_worker[worker], chosen), sync, channel)
-    return Job(spec, placement, worker, chosen, channel, turns, context.may_move)
+        plain = _plain(spec, placement, worker, store, chosen)
+        return Job(spec, placement, worker, chosen, channel, plain, None, context.may_move)
+    member = None
+    if enrolment is not None:
+        seat = None if is_joiner else Seat(0, placement, worker, channel)
+        member = Member(enrolment, Links(chosen, spec.threads, channel, 0), seat)
+    shelf: Shelf = HostShelf(chosen) if spec.stage == "host" else DeviceShelf()
+    sync = GradientSync(placement, worker, spec.reduction, channel, shelf, member)
+    # where ESTs may come from elsewhere, all of their streams are begun here too
+    carried = placement.ranks_by_worker[worker] if member is None else tuple(range(num_ests))
+    turns = Turns(placement, worker, _rng(spec, carried, chosen), sync, channel, member)
+    return Job(spec, placement, worker, chosen, channel, turns, member, context.may_move)
+
+
+def _placement(context: WorkerContext, num_ests: int) -> Placement:
+    return context.placement or Placement.even(num_ests, context.num_workers)
+
+
+def _channel(
+    store: dist.Store, size: int, device: torch.device, threads: int, context: WorkerContext, is_elastic: bool
+) -> Channel:
+    meeting, rank = dist.PrefixStore("easyscale", store), context.worker_rank
+
+    def connect() -> Any:
+        return join_group(meeting, rank, size, device, is_local=_is_local(context))
+
+    return Channel(connect, rank, size, device, threads, is_elastic=is_elastic)
 
 
 def _number_of_ests(context: WorkerContext, asked: int | None) -> int:

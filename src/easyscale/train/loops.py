@@ -8,15 +8,22 @@ from typing import Any
 
 import torch
 
-from easyscale.core.errors import RefusedError, UsageError
+from easyscale.core.errors import LostCountsError, RefusedError, UsageError
 from easyscale.train.data.loader import ElasticLoader
-from easyscale.train.data.streams import Stream
 from easyscale.train.ddp import PlainTurns
+from easyscale.train.elastic.member import RepeatError
+from easyscale.train.elastic.mover import Mover
+from easyscale.train.elastic.shares import Shares
+from easyscale.train.elastic.track import Track
+from easyscale.train.flat import flat
 from easyscale.train.optim import StepCalls
 from easyscale.train.prepared import Prepared
+from easyscale.train.process.faults import reach
+from easyscale.train.reduce.channel import Channel
 from easyscale.train.runtime import Observer, StepRecord
-from easyscale.train.step import Counter, Loud, Step, Steps
-from easyscale.train.totals import Log
+from easyscale.train.source import CountedSource, Feed, LoaderSource, Source
+from easyscale.train.step import Loud, Step, Steps
+from easyscale.train.totals import Log, job_least, job_sum
 from easyscale.train.turns import Turns
 
 
@@ -25,13 +32,14 @@ class Loops:
 
     Args:
         turns: runs ESTs.
-        prepared: the objects of the job.
         observer: told of each finished step.
         log: what the script filed.
         is_carried: whether ESTs carry their random streams from step to step (``rng="ddp"``).
-        agree: the least of what all workers say.
+        channel: to the other workers, for ever.
 
     Attributes:
+        track: where the script is.
+        prepared: the objects of the job.
         running_step: steps that are over, which is the number of the step that runs.
         epoch: the epoch that runs, from 0.
         epoch_in_use: the same, or None where the script does not use ``epochs``.
@@ -45,9 +53,9 @@ class Loops:
         prepared: Prepared,
         observer: Observer,
         log: Log,
+        channel: Channel | None,
         *,
         is_carried: bool,
-        agree: Callable[[int], int],
     ) -> None:
         self.running_step = 0
         self.epoch = 0
@@ -55,17 +63,24 @@ class Loops:
         self.num_epochs: int | None = None
         self.evaluating: int | None = None
         self.calls = StepCalls()
-        self._turns = turns
-        self._prepared = prepared
+        self.turns = turns
+        self.prepared = prepared
         self._is_carried = is_carried
-        self._agree = agree
+        self._channel = channel
+        self._mover: Mover | None = None
+        self.track = Track()
         self._observer = observer
         self._log = log
         self._total: int | None = None
         self._broken: str | None = None
         self._left_at: float | None = None
         self._is_in_step = False
-        self._is_closed = False
+        self.is_closed = False
+        self._is_over = False
+
+    def be_elastic(self, mover: Mover) -> None:
+        """The job's membership may change."""
+        self._mover = mover
 
     @property
     def global_step(self) -> int:
@@ -78,7 +93,7 @@ class Loops:
             raise UsageError(self._broken)
         if self._left_at is not None:
             started, self._left_at = self._left_at, None
-            self._end_step(started)
+            self.end_step(started, None)
 
     def check_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse an update with gradients that nobody has averaged.
@@ -87,7 +102,7 @@ class Loops:
             UsageError: they did not come from a pass over a global step.
             RefusedError: they are of parameters that nobody averages.
         """
-        self._prepared.check_known(optimizer)
+        self.prepared.check_known(optimizer)
         if all(param.grad is None for group in optimizer.param_groups for param in group["params"]):
             return
         if not self._is_in_step:
@@ -95,195 +110,229 @@ class Loops:
                 f"{type(optimizer).__name__}.step() was called outside every global step, with gradients that were not "
                 f"averaged over ESTs: iterate over session.steps(loader) with the loader that session.prepare returned"
             )
-        if not self._turns.has_gradients:
+        if not self.turns.has_gradients:
             raise UsageError(
                 f"{type(optimizer).__name__}.step() found gradients, but no EST ran a backward in its turn of global "
                 f"step {self.global_step}, so they were not averaged: call backward() inside `for batch in step:`"
             )
 
+    def _come_in(self) -> None:
+        """The script has come to a loop or a sum: a worker that joins is let in here."""
+        if self._mover is None:
+            return
+        step = self._mover.come_in()
+        if step is not None:
+            self.running_step = step
+        if not self.track.is_behind:
+            self._mover.settle()
+
     def epochs(self, count: int) -> Iterator[int]:
         self.check()
+        self._come_in()
+        start = self.track.begin_epochs()
+        if start is None:
+            return
         self.num_epochs = count
         try:
-            for epoch in range(count):
+            for epoch in range(start, count):
                 self.epoch = self.epoch_in_use = epoch
+                self.track.begin_epoch(epoch)
                 yield epoch
                 self.check()
         finally:
             self.epoch_in_use = self.num_epochs = None
+            self.track.end_epochs()
 
     def steps(self, source: Any, accumulate: int) -> Steps:
         """Global steps over a prepared loader, or a number of them."""
         self.check()
         if accumulate < 1:
             raise UsageError(f"accumulate is {accumulate}: a step has 1 or more mini-batches of each EST")
-        if isinstance(source, int):
-            return Steps(
-                lambda: self._steps(lambda: Counter(source * accumulate), lambda _: None, accumulate), lambda: source
-            )
-        if not isinstance(source, ElasticLoader):
+        if not isinstance(source, int | ElasticLoader):
             raise RefusedError(
                 f"session.steps got {type(source).__name__}, which was never prepared: use the loader that "
                 "session.prepare returned, or a number of steps"
             )
-        return Steps(
-            lambda: Loud(self._steps(lambda: self._open(source, accumulate), source.close_stream, accumulate)),
-            lambda: -(-len(source) // accumulate),
-        )
+        chosen = CountedSource(source, accumulate) if isinstance(source, int) else self._source(source, accumulate)
+        return Steps(lambda: Loud(self._steps(chosen)), chosen.count)
 
-    def _open(self, loader: ElasticLoader, per_turn: int) -> Stream:
-        turns = self._turns
-        return loader.open(turns.ranks, per_turn, turns.rng if self._is_carried else None, self._agree)
+    def _source(self, loader: ElasticLoader, per_turn: int) -> LoaderSource:
+        return LoaderSource(loader, per_turn, self.turns.rng if self._is_carried else None, self._agree)
 
-    def _steps(self, open_stream: Callable[[], Stream], close: Callable[[Stream], None], most: int) -> Iterator[Step]:
+    def open(self, source: Source) -> Feed | None:
+        """A training loop begins; None if it is over already in a job that this worker has joined."""
         self.check()
-        stream = open_stream()
+        self._come_in()
+        was_behind = self.track.is_behind
+        start = self.track.begin_loop(is_training=True)
+        if start is None:
+            return None
+        feed = Feed(source, self.turns, self._mover, start, is_joining=was_behind and start > 0)
+        self._total = self._expected(feed)
+        return feed
+
+    def close_feed(self, feed: Feed) -> None:
+        """The script has left a training loop."""
+        feed.close()
+        self.track.end_loop()
+
+    def _steps(self, source: Source) -> Iterator[Step]:
+        feed = self.open(source)
+        if feed is None:
+            return
         step, started = None, time.perf_counter()
         try:
-            first = stream.progress.number
-            self._expect(stream, most)
-            while numbers := stream.upcoming(first, most):
-                started = time.perf_counter()
-                step = Step(self._turns, stream, numbers, self.global_step)
-                self._is_in_step = True
+            first = feed.stream.progress.number
+            while numbers := feed.upcoming(first):
+                started = self.begin_step()
+                step = Step(self.turns, feed, numbers, self.global_step)
                 yield step
                 step.end()
-                self._end_step(started)
                 first = numbers.stop
+                self.end_step(started, first)
+                feed.settle(first)
         except GeneratorExit:
             self._leave(step, started)
             raise
         finally:
-            close(stream)
+            self.close_feed(feed)
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether a global step runs."""
+        return self._is_in_step
+
+    def begin_step(self) -> float:
+        """A global step begins; when."""
+        self._is_in_step = True
+        reach("step.begin")
+        return time.perf_counter()
 
     def _leave(self, step: Step | None, started: float) -> None:
         """The script left the outer loop: the step counts if its inner loop ran to its end.
 
         By an exception or by ``break``, which look alike from here, so the step is ended when the script goes on.
         """
-        if step is None or self._is_closed:
+        if step is None or self.is_closed:
             return
         if step.is_complete:
-            self._left_at = started
+            self.leave_complete(started)
             return
         try:
             step.end()
         except UsageError as error:
-            self._broken = str(error)
+            self.leave_broken(str(error))
+
+    def leave_complete(self, started: float) -> None:
+        """The script left a loop after a whole step, which ends when the script goes on."""
+        self._left_at = started
+
+    def abort_step(self) -> None:
+        """A mini-batch could not be loaded: the step has not begun."""
+        self.turns.abort()
+        self._is_in_step = False
+
+    def leave_broken(self, sentence: str) -> None:
+        """The script left a loop in the middle of a step; nothing can go on."""
+        self._broken = sentence
 
     def iterate(self, loader: ElasticLoader) -> Iterator[Any]:
         """The drop-in form, or evaluation where no prepared model is in training mode."""
         self.check()
-        if self._turns.rank is not None:
+        if self.turns.rank is not None:
             raise UsageError(
                 "a prepared loader is iterated over inside an EST's turn: iterate over it outside the loop"
             )
-        return Loud(self._flat(loader) if self._prepared.is_training else self._evaluate(loader))
+        return Loud(flat(self, self._source(loader, 1)) if self.prepared.is_training else self._evaluate(loader))
 
     def _evaluate(self, loader: ElasticLoader) -> Iterator[Any]:
+        self._come_in()
+        if self.track.begin_loop(is_training=False) is None:
+            return
+        shares = Shares(self._mover, self.turns)
         try:
-            for rank, batch in loader.evaluation(self.epoch, self._turns.ranks):
-                self.evaluating = rank
-                self._observer.turn(rank)
-                yield batch
-        finally:
-            self.evaluating = None
-            self._observer.turn(None)
-
-    def _flat(self, loader: ElasticLoader) -> Iterator[Any]:
-        self.check()
-        if self._is_in_step:
-            raise UsageError(
-                "a second prepared loader is iterated over while a global step runs over the first: go through both in "
-                "the two-loop form, `for a, b in zip(session.steps(first), session.steps(second)): for x in a: ...`"
-            )
-        stream = self._open(loader, 1)
-        turns, started, is_begun = self._turns, time.perf_counter(), False
-        try:
-            first = stream.progress.number
-            self._expect(stream, 1)
-            while numbers := stream.upcoming(first, 1):
-                started = time.perf_counter()
-                turns.begin_pass(self.global_step, 0, is_drop_in=True)
-                self.calls.begin_step()
-                self._is_in_step = True
-                for rank in turns.ranks:
-                    is_begun = rank != turns.ranks[0]
-                    fetch = lambda r=rank, n=numbers.start: stream.fetch(r, n)  # noqa: E731
-                    settings = self._prepared.settings()
-                    yield turns.begin_turn(rank, fetch, draws_from_est=stream.draws_from_est)
-                    self.calls.end_turn(rank)
-                    if not turns.is_last:
-                        self._check_settings(rank, settings)
-                    turns.end_turn()
-                self._end_step(started)
-                first = numbers.stop
+            while ranks := shares.next():
+                for rank, batch in loader.evaluation(self.epoch, ranks):
+                    self.evaluating = rank
+                    self._observer.turn(rank)
+                    yield batch
+                    reach("evaluation.in_loop")
+                self._end_evaluation()
         except GeneratorExit:
-            self._leave_flat(started, is_begun=is_begun)
-            raise
-        except BaseException:
-            if is_begun or self.calls.has_any:
-                self._broken = (
-                    f"loading a mini-batch of global step {self.global_step} failed, and the script went on, but other "
-                    "ESTs have had theirs: let the error end the run, or let the dataset give another sample"
-                )
-            self._turns.abort()
-            self._is_in_step = False
+            self._end_evaluation()
+            if not self.is_closed:
+                shares.leave()
             raise
         finally:
-            loader.close_stream(stream)
+            self._end_evaluation()
+            self.track.end_loop()
 
-    def _check_settings(self, rank: int, before: list[Any]) -> None:
-        if before != self._prepared.settings():
-            raise UsageError(
-                f"an optimizer's settings (its learning rate, say) were changed in the turn of virtual rank {rank}, "
-                f"while other ESTs of global step {self.global_step} have not run, so they would change once for each "
-                f"mini-batch: give the LR scheduler to session.prepare, or change them where session.sync_gradients is "
-                f"true"
-            )
+    def _end_evaluation(self) -> None:
+        self.evaluating = None
+        self._observer.turn(None)
 
-    def _leave_flat(self, started: float, *, is_begun: bool) -> None:
-        if self._is_closed or self._turns.rank is None:
-            return
-        if self._turns.is_synced and self.calls.has_any:
-            self._turns.end_turn()
-            self._left_at = started
-            return
-        if is_begun or self.calls.has_any:
-            self._broken = (
-                f"the loop was left in the turn of virtual rank {self._turns.rank}, in the middle of global step "
-                f"{self.global_step}: other ESTs of it have not run. Leave it where session.sync_gradients is true, "
-                "or before the first mini-batch of a step is used"
-            )
-        self._turns.abort()
+    def total(self, value: Any, num_ests: int) -> Any:
+        """``session.sum``."""
+        self.check()
+        self._come_in()
+        known = self.track.replayed_sum()
+        if known is not None:
+            return known[0]
+        reach("sum.before")
+        try:
+            result = self._complete(lambda channel: job_sum(value, num_ests, channel))
+        except RepeatError as error:
+            raise LostCountsError(
+                "a worker was lost with counts that it had not added to session.sum yet, and what it counted cannot "
+                "be counted again by the others: resume from a checkpoint"
+            ) from error
+        reach("sum.after")
+        self.track.note_sum(result)
+        return result
 
-    def _expect(self, stream: Stream, per_step: int) -> None:
+    def _complete(self, work: Callable[[Channel | None], Any]) -> Any:
+        return work(self._channel) if self._mover is None else self._mover.complete(work)
+
+    def _agree(self, count: int) -> int:
+        """The least of what all workers say."""
+        least: int = self._complete(lambda channel: job_least(count, channel))
+        return least
+
+    def _expected(self, feed: Feed) -> int | None:
         """How many steps the job has, if it is known: for the progress that users see."""
-        here = self._length(stream, per_step, stream.progress.number)
-        if here is None or (self.num_epochs is None and self.epoch_in_use is not None):
-            self._total = None
-        elif self.num_epochs is None:
-            self._total = self.global_step + here
-        else:
-            whole = self._length(stream, per_step, 0) or 0
-            self._total = self.global_step + here + whole * (self.num_epochs - self.epoch - 1)
+        here, whole = feed.steps_from(feed.stream.progress.number), feed.steps_from(0)
+        if here is None or whole is None or (self.num_epochs is None and self.epoch_in_use is not None):
+            return None
+        later = 0 if self.num_epochs is None else whole * (self.num_epochs - self.epoch - 1)
+        return self.global_step + here + later
 
-    def _length(self, stream: Stream, per_step: int, first: int) -> int | None:
-        return None if stream.length is None else -(-(stream.length - first) // per_step)
-
-    def _end_step(self, started: float) -> None:
+    def end_step(self, started: float, number: int | None) -> None:
+        """The outer body of a step is over, ``number`` mini-batches into its loop (None: the loop was left)."""
         record = StepRecord(
             self.running_step,
             self.epoch,
             self._total,
             time.perf_counter() - started,
             self._log.take(),
-            self._prepared.fingerprint,
-            self._prepared.state,
+            self.prepared.fingerprint,
+            self.prepared.state,
         )
         self.running_step += 1
         self._is_in_step = False
         self._observer.step(record)
+        reach("step.end")
+        if self._mover is None or self._is_over:
+            return
+        if self.track.depth == (number is not None):
+            self._mover.border(self.running_step, number)
+        else:
+            self._mover.repair()
+
+    def finish(self) -> None:
+        """The script is at its end: there is no border any more."""
+        self._is_over = True
+        self.check()
+        self.track.check_arrived()
 
     def close(self) -> None:
-        self._is_closed = True
+        self.is_closed = True

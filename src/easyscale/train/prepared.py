@@ -33,15 +33,21 @@ class Prepared:
     Args:
         job: the job as this process runs it.
         keeper: decides when gated methods act.
+
+    Attributes:
+        modules: the trained ones, and averaged models, in the order of ``prepare``.
+        stateful: LR schedulers and gradient scalers.
     """
 
     def __init__(self, job: Job, keeper: GateKeeper) -> None:
         self._job = job
         self._gates = Gates(keeper)
         self._trained: list[nn.Module] = []
-        self._modules: list[nn.Module] = []
-        self._optimizers: list[torch.optim.Optimizer] = []
-        self._loaders: list[ElasticLoader] = []
+        self.modules: list[nn.Module] = []
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self.loaders: list[ElasticLoader] = []
+        self.stateful: list[Any] = []
+        self._signatures: list[str] = []
         self._averaged: set[int] = set()
 
     @property
@@ -70,7 +76,7 @@ class Prepared:
                 for key, value in group.items()
                 if key != "params"
             }
-            for optimizer in self._optimizers
+            for optimizer in self.optimizers
             for group in optimizer.param_groups
         ]
 
@@ -110,10 +116,11 @@ class Prepared:
             replaced[id(module)] = self._job.turns.add_module(module, options)
         for item in objects:
             self._gate(item)
+        self.stateful += [item for item in objects if isinstance(item, LRScheduler | GradScaler)]
         self._trained += modules
         self._averaged.update(id(param) for module in modules for param in module.parameters())
-        self._modules += [*modules, *averaged]
-        self._optimizers += optimizers
+        self.modules += [*modules, *averaged]
+        self.optimizers += optimizers
         return tuple(replaced.get(id(item), item) for item in objects)
 
     def _check(
@@ -122,7 +129,7 @@ class Prepared:
         for item in objects:
             if not isinstance(item, (nn.Module, DataLoader, torch.optim.Optimizer, *_GATED)):
                 raise RefusedError(checks.describe_unknown(item))
-            if any(item is known for known in [*self._modules, *self._optimizers]):
+            if any(item is known for known in [*self.modules, *self.optimizers]):
                 raise RefusedError(f"this {type(item).__name__} was prepared before: prepare each object once")
         for module in modules:
             checks.check_module(module, self._job.device)
@@ -131,9 +138,9 @@ class Prepared:
             checks.check_optimizer(optimizer, [*self._trained, *modules])
 
     def _elastic(self, loader: DataLoader[Any], host: LoaderHost, replacements: int) -> ElasticLoader:
-        job, number = self._job, len(self._loaders)
-        self._loaders.append(elastic(loader, job.spec, number, host, replacements, may_move=job.may_move))
-        return self._loaders[-1]
+        job, number = self._job, len(self.loaders)
+        self.loaders.append(elastic(loader, job.spec, number, host, replacements, may_move=job.may_move))
+        return self.loaders[-1]
 
     def _gate(self, item: Any) -> None:
         if isinstance(item, torch.optim.Optimizer):
@@ -144,19 +151,28 @@ class Prepared:
 
     def _start_alike(self, modules: list[nn.Module], optimizers: list[torch.optim.Optimizer]) -> None:
         """All workers go on from virtual rank 0's parameters and buffers, as DDP's constructor has it."""
-        channel = self._job.channel
-        if channel is None or not (modules or optimizers):
+        if not (modules or optimizers) or (self._job.channel is None and self._job.member is None):
             return
-        mine = checks.signature(modules, optimizers).encode()
+        self._signatures.append(checks.signature(modules, optimizers))
+        member = self._job.member
+        channel = self._job.channel if member is None else member.channel
+        if channel is None or (member is not None and member.is_behind):
+            return
+        mine = self._signatures[-1].encode()
         checks.check_same_everywhere(channel.call(lambda: channel.gather_bytes(mine)))
         tensors = [tensor for module in modules for tensor in [*module.parameters(), *module.buffers()]]
-        root = self._job.placement.worker_of(0)
+        root = (self._job.placement if member is None else member.seat.placement).worker_of(0)
         if tensors:
-            channel.call(lambda: channel.broadcast(tensors, root))
+            channel.broadcast(tensors, root)
+
+    @property
+    def signature(self) -> str:
+        """What every worker of the job must have prepared, as it was then."""
+        return "\n".join(self._signatures)
 
     def state(self) -> dict[str, Any]:
         """Every parameter, buffer and optimizer value by name, as it is now (not copied)."""
-        return state_of(self._modules, self._optimizers)
+        return state_of(self.modules, self.optimizers)
 
     def fingerprint(self) -> dict[str, str]:
         """SHA-256 (hex) of every entry of ``state``."""
@@ -165,5 +181,5 @@ class Prepared:
     def close(self) -> None:
         """Give the objects their own methods back, and end data workers."""
         self._gates.close()
-        for loader in self._loaders:
+        for loader in self.loaders:
             loader.close()

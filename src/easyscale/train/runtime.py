@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from easyscale.core.job import WatchSpec
+from easyscale.core.messages import Message
 from easyscale.core.placement import Placement
+from easyscale.train.elastic.mailbox import Mailbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,9 @@ class Observer(Protocol):
     def turn(self, virtual_rank: int | None) -> None:
         """An EST's turn begins, or (None) ends."""
 
+    def passed(self, global_step: int, scalars: Mapping[int, Mapping[str, float]]) -> None:
+        """A pass over a step is about to count: what was filed in the step so far, if the worker may be lost."""
+
     def step(self, record: StepRecord) -> None:
         """A global step is complete: the outer body of the step has run."""
 
@@ -46,8 +51,32 @@ class NullObserver:
     def turn(self, virtual_rank: int | None) -> None:
         return
 
+    def passed(self, global_step: int, scalars: Mapping[int, Mapping[str, float]]) -> None:
+        return
+
     def step(self, record: StepRecord) -> None:
         return
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolment:
+    """How a worker takes part in a job whose membership may change.
+
+    Attributes:
+        worker: its number in the run.
+        mailbox: the launcher's orders.
+        tell: tells the launcher something.
+        is_joiner: the job runs already.
+        stops: global steps before which the launcher orders a change.
+        on_place: told the virtual ranks of this worker when they change.
+    """
+
+    worker: int
+    mailbox: Mailbox
+    tell: Callable[[Message], None]
+    is_joiner: bool
+    stops: tuple[int, ...]
+    on_place: Callable[[tuple[int, ...]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +100,7 @@ class WorkerContext:
     may_move: bool = False
     watch: WatchSpec = field(default_factory=WatchSpec)
     observer: Observer = field(default_factory=NullObserver)
+    enrolment: Enrolment | None = None
 
 
 _installed: WorkerContext | None = None

@@ -6,7 +6,6 @@ numbers are decided in ``turns`` and below.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,12 +15,18 @@ from easyscale.core.digest import combine
 from easyscale.core.errors import RefusedError, UsageError
 from easyscale.core.job import Reduction, Rng
 from easyscale.train import runtime
+from easyscale.train.elastic.contexts import Contexts
+from easyscale.train.elastic.member import Member
+from easyscale.train.elastic.mover import Mover
+from easyscale.train.elastic.state import StateKeeper
 from easyscale.train.job import Job, ProcessState, open_job
 from easyscale.train.loops import Loops
 from easyscale.train.prepared import Prepared
+from easyscale.train.process import faults
 from easyscale.train.reduce.layout import DdpOptions
 from easyscale.train.step import Steps
-from easyscale.train.totals import Log, job_least, job_sum
+from easyscale.train.totals import Log
+from easyscale.train.turns import Turns
 
 
 class Session:
@@ -36,8 +41,26 @@ class Session:
         self._registered: dict[str, Any] = {}
         self._log = Log()
         is_carried = job.spec.rng == "ddp" or job.spec.backend == "ddp"
-        agree = functools.partial(job_least, channel=job.channel)
-        self._loops = Loops(job.turns, self._prepared, observer, self._log, is_carried=is_carried, agree=agree)
+        self._loops = Loops(job.turns, self._prepared, observer, self._log, job.channel, is_carried=is_carried)
+        self._keeper: StateKeeper | None = None
+        if job.member is not None and isinstance(job.turns, Turns):
+            self._be_elastic(job.turns, job.member, observer)
+        faults.locate(lambda: (self.global_step, self._turns.ranks))
+        faults.reach("startup.session")
+
+    def _be_elastic(self, turns: Turns, member: Member, observer: runtime.Observer) -> None:
+        job, track = self._job, self._loops.track
+        contexts = Contexts(turns, is_carried=job.spec.rng == "ddp")
+        self._keeper = StateKeeper(job.spec, job.device, self._prepared, self._registered, turns, track, contexts)
+        mover = Mover(member, turns, self._keeper, track, self._prepared, contexts, member.on_place)
+        self._loops.be_elastic(mover)
+
+        def before_commit() -> None:
+            if member.channel is not None:
+                observer.passed(self.global_step, self._log.values())
+            contexts.tell(member.channel)
+
+        turns.before_commit, turns.after_commit = before_commit, contexts.adopt
 
     @property
     def num_ests(self) -> int:
@@ -54,7 +77,12 @@ class Session:
     @property
     def is_main(self) -> bool:
         """Whether this worker hosts virtual rank 0: true on one worker of the job."""
-        return 0 in self._turns.ranks
+        return 0 in self._turns.ranks and not self._is_behind
+
+    @property
+    def _is_behind(self) -> bool:
+        """Whether this worker joined a job and its script is not there yet."""
+        return self._job.member is not None and self._job.member.is_behind
 
     @property
     def is_in_turn(self) -> bool:
@@ -64,7 +92,8 @@ class Session:
     @property
     def sync_gradients(self) -> bool:
         """Whether an update made now acts: always outside turns, in the drop-in form in the last local EST's turn."""
-        return self._turns.rank is None or (self._turns.is_drop_in and self._turns.is_last)
+        turns = self._turns
+        return turns.rank is None or (turns.is_drop_in and turns.is_last and not turns.must_repeat)
 
     @property
     def global_step(self) -> int:
@@ -89,6 +118,8 @@ class Session:
     @property
     def bytes_sent(self) -> int:
         """Bytes of gradients that this worker has sent so far."""
+        if self._job.member is not None:
+            return self._job.member.bytes_sent
         return 0 if self._job.channel is None else self._job.channel.gradient_bytes
 
     @property
@@ -142,6 +173,8 @@ class Session:
         if name in self._registered:
             raise RefusedError(f"{name!r} is registered already: give each object a name of its own")
         self._registered[name] = obj
+        if self._keeper is not None:
+            self._keeper.give(name, obj)
         return obj
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -164,7 +197,7 @@ class Session:
     def may_act(self, what: str) -> bool:
         """Whether a gated call acts now (see ``optim``)."""
         if self._turns.rank is None:
-            return True
+            return not self._is_behind
         if not self._turns.is_drop_in:
             raise UsageError(
                 f"{what} was called in the inner loop over a step, or after a break out of it, where other ESTs have "
@@ -174,7 +207,7 @@ class Session:
         if not self._turns.is_last:
             return False
         self._turns.finish()
-        return True
+        return not self._turns.must_repeat
 
     def log(self, **scalars: Any) -> None:
         """File numbers under the EST whose turn it is and the global step, each once.
@@ -198,7 +231,7 @@ class Session:
         self._loops.check()
         if self.is_in_turn:
             raise UsageError("session.sum was called inside an EST's turn, where others have not run: call it outside")
-        return job_sum(value, self.num_ests, self._job.channel)
+        return self._loops.total(value, self.num_ests)
 
     def state(self) -> dict[str, Any]:
         """Every parameter, buffer and optimizer value of the job by name, as it is now (not copied)."""
@@ -219,7 +252,7 @@ class Session:
         Raises:
             UsageError: a step was left half-way.
         """
-        self._loops.check()
+        self._loops.finish()
 
     def close(self) -> None:
         """Leave the job; the process is as it was before ``easyscale.session``."""
@@ -231,7 +264,9 @@ class Session:
         self._turns.abort()
         self._turns.close()
         self._prepared.close()
-        if self._job.channel is not None:
+        if self._job.member is not None:
+            self._job.member.close()
+        elif self._job.channel is not None:
             self._job.channel.close()
         self._before.restore()
 

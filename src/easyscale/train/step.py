@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from easyscale.core.errors import UsageError
 from easyscale.train.data.position import Progress
 from easyscale.train.data.streams import Stream
+from easyscale.train.process.faults import reach
 
 
 class TurnTaking(Protocol):
@@ -19,6 +20,7 @@ class TurnTaking(Protocol):
 
     ranks: tuple[int, ...]
     rank: int | None
+    must_repeat: bool
 
     def begin_pass(self, global_step: int, pass_index: int, *, is_drop_in: bool) -> None: ...
 
@@ -33,13 +35,21 @@ class TurnTaking(Protocol):
     def abort(self) -> None: ...
 
 
+class Feed(Protocol):
+    """Gives the stream of a loop, whichever ESTs this worker runs (``source.Feed``)."""
+
+    stream: Stream
+
+    def settle(self, number: int) -> None: ...
+
+
 class Counter:
     """The stream of ``session.steps(1000)``: no data, the script makes its own; a mini-batch is the virtual rank."""
 
     draws_from_est = False
 
-    def __init__(self, batches: int) -> None:
-        self.progress = Progress((0,), 0)
+    def __init__(self, batches: int, start: int = 0) -> None:
+        self.progress = Progress((0,), start)
         self.length = batches
 
     def upcoming(self, first: int, most: int) -> range:
@@ -107,15 +117,15 @@ class Step:
 
     Args:
         turns: runs the turns.
-        stream: where mini-batches come from.
+        feed: where mini-batches come from.
         batches: their numbers in the epoch, for this step (several with gradient accumulation).
         global_step: number of the step in the job, from 0.
     """
 
-    def __init__(self, turns: TurnTaking, stream: Stream, batches: range, global_step: int) -> None:
+    def __init__(self, turns: TurnTaking, feed: Feed, batches: range, global_step: int) -> None:
         self.global_step = global_step
         self._turns = turns
-        self._stream = stream
+        self._feed = feed
         self._batches = batches
         self._passes = 0
         self._left_in: int | None = None
@@ -131,10 +141,22 @@ class Step:
         return self._run()
 
     def _run(self) -> Iterator[Any]:
-        turns, fetch = self._turns, self._stream.fetch if self._passes == 0 else self._stream.refetch
-        draws = self._stream.draws_from_est and self._passes == 0
-        turns.begin_pass(self.global_step, self._passes, is_drop_in=False)
-        self._passes += 1
+        index, self._passes = self._passes, self._passes + 1
+        while True:
+            # when another worker was lost, this one has other ESTs: in the next pass, or in this one, done again
+            self._feed.settle(self._batches.start if index == 0 else self._batches.stop)
+            yield from self._take_turns(index)
+            if not self._turns.must_repeat:
+                break
+        self._feed.settle(self._batches.stop)
+        self._left_in = None
+        reach("step.outer_body")
+
+    def _take_turns(self, index: int) -> Iterator[Any]:
+        turns, stream = self._turns, self._feed.stream
+        fetch = stream.fetch if index == 0 else stream.refetch
+        draws = stream.draws_from_est and index == 0
+        turns.begin_pass(self.global_step, index, is_drop_in=False)
         for rank in turns.ranks:
             self._left_in = rank
             last = self._batches[-1]
@@ -143,8 +165,10 @@ class Step:
             for number in self._batches[1:]:
                 turns.begin_micro_batch(is_last=number == last)
                 yield fetch(rank, number)
+            reach("step.in_turn")
             turns.end_turn()
-        self._left_in = None
+            if turns.must_repeat:
+                return
 
     def end(self) -> None:
         """The outer body is over.
@@ -161,12 +185,13 @@ class Step:
                 "outer loop instead)"
             )
         if self._passes == 0:
+            stream = self._feed.stream
             for rank in self._turns.ranks:
                 for number in self._batches:
                     self._turns.skip(
                         rank,
-                        lambda r=rank, n=number: self._stream.fetch(r, n),
-                        draws_from_est=self._stream.draws_from_est,
+                        lambda r=rank, n=number: stream.fetch(r, n),
+                        draws_from_est=stream.draws_from_est,
                     )
 
     @property

@@ -25,10 +25,14 @@ class Log:
         for name, value in scalars.items():
             self._values.setdefault(virtual_rank, {})[name] = _scalar(name, value)
 
+    def values(self) -> dict[int, dict[str, float]]:
+        """What was filed since it was last taken, as numbers."""
+        return {rank: {name: float(value) for name, value in own.items()} for rank, own in sorted(self._values.items())}
+
     def take(self) -> dict[int, dict[str, float]]:
-        """What was filed since the last call, as numbers."""
-        values, self._values = self._values, {}
-        return {rank: {name: float(value) for name, value in own.items()} for rank, own in sorted(values.items())}
+        """The same; from now on new ones are filed."""
+        values, self._values = self.values(), {}
+        return values
 
 
 def _scalar(name: str, value: Any) -> Any:

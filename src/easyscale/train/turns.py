@@ -16,6 +16,8 @@ from easyscale.core.placement import Placement
 from easyscale.train.context.buffers import ModuleBuffers
 from easyscale.train.context.rng import RngPolicy
 from easyscale.train.digest import fingerprint_of
+from easyscale.train.elastic.member import Member, RepeatError
+from easyscale.train.process.faults import reach
 from easyscale.train.reduce.channel import Channel
 from easyscale.train.reduce.layout import DdpOptions
 from easyscale.train.reduce.sync import GradientSync
@@ -31,14 +33,24 @@ class Turns:
         rng: switches random numbers.
         sync: averages gradients.
         channel: to the other workers; None if there are none.
+        member: this worker's part in a job whose membership may change; None if it never does.
 
     Attributes:
         rank: the virtual rank whose turn it is, None outside turns.
         is_drop_in: whether the pass that runs is the only one over its step, with updates between turns.
+        must_repeat: whether the pass that ended has to be done again, since a worker was lost in it.
+        before_commit: called in every pass when its result is there, before any worker goes on with it.
+        after_commit: called when it counts for all.
     """
 
     def __init__(
-        self, placement: Placement, worker_rank: int, rng: RngPolicy, sync: GradientSync, channel: Channel | None
+        self,
+        placement: Placement,
+        worker_rank: int,
+        rng: RngPolicy,
+        sync: GradientSync,
+        channel: Channel | None,
+        member: Member | None = None,
     ) -> None:
         self.ranks = placement.ranks_by_worker[worker_rank]
         self.rank: int | None = None
@@ -48,6 +60,10 @@ class Turns:
         self.sync = sync
         self._root = placement.worker_of(0)
         self._channel = channel
+        self.member = member
+        self.must_repeat = False
+        self.before_commit: Callable[[], None] = lambda: None
+        self.after_commit: Callable[[], None] = lambda: None
         self._buffers: list[ModuleBuffers] = []
         self._params: list[tuple[str, nn.Parameter]] = []
         self._seen: list[tuple[int, str]] = []
@@ -81,12 +97,15 @@ class Turns:
         params = list(module.named_parameters())
         self._params += params
         self._is_new = True
-        self._buffers.append(ModuleBuffers(module, self.ranks, is_shared=options.broadcast_buffers))
+        buffers = ModuleBuffers(module, self.ranks, is_shared=options.broadcast_buffers)
+        buffers.move(self.ranks, may_repeat=self._may_repeat)
+        self._buffers.append(buffers)
         self.sync.add_module(params, options)
         return module
 
     def begin_pass(self, global_step: int, pass_index: int, *, is_drop_in: bool) -> None:
         self._position = (global_step, pass_index)
+        self.must_repeat = False
         self.is_drop_in = is_drop_in
         self._is_first_pass, self._is_new = self._is_new, False
         self._seen = self._look_at_params()
@@ -119,8 +138,17 @@ class Turns:
         """Another mini-batch of the same turn: its gradients add up in ``.grad`` by themselves."""
 
     def end_turn(self) -> None:
-        """Take the context back from the EST whose turn it is; the last one's end completes the pass."""
+        """Take the context back from the EST whose turn it is; the last one's end completes the pass.
+
+        Where ``must_repeat`` is set afterwards, all is as before the pass.
+        """
         self._close_context()
+        if self.member is not None and self.member.is_broken and not self.is_last:
+            self._give_up()
+        if self.must_repeat:
+            self.abort()
+            self.observer.turn(None)
+            return
         if self.is_drop_in and self.has_gradients and self.is_last and not self.sync.has_run_backward:
             raise UsageError(
                 f"virtual rank {self.rank} ran no backward in global step {self._position[0]}, but other ESTs did, "
@@ -153,17 +181,72 @@ class Turns:
         self.rng.leave(self.rank)
         if self.is_last:
             self._check_params()
-            self.sync.finish()
-            for buffers in self._buffers:
-                buffers.end_pass(self._broadcast_buffers if self._channel is not None else None)
+            self._complete()
             self.rng.end_pass(*self._position)
         elif self.is_drop_in:
             self.rng.end_pass(*self._position)
 
+    def _complete(self) -> None:
+        """Average gradients and buffers; if other workers are lost meanwhile, for good or not at all."""
+        if self.member is None:
+            self._reduce()
+            return
+        reach("step.before_reduction")
+        try:
+            self.member.complete(self._reduce)
+            self.after_commit()
+        except RepeatError:
+            self.must_repeat = True
+
+    def _reduce(self) -> None:
+        self.sync.finish()
+        for buffers in self._buffers:
+            buffers.end_pass(self._broadcast_buffers if self._channel is not None else None)
+        if self.member is not None:
+            if self._channel is None:
+                self.member.agree(int(self.member.wants_to_move))
+            self.before_commit()
+            reach("step.after_reduction")
+
+    def _give_up(self) -> None:
+        """A worker was lost: what other turns of this pass would compute, is to be computed again anyway."""
+        assert self.member is not None
+        try:
+            self.member.give_up()
+        except RepeatError:
+            self.must_repeat = True
+
+    def move(self, placement: Placement, worker_rank: int, channel: Channel | None) -> None:
+        """From the next pass on this worker runs other ESTs, with other workers."""
+        self.ranks = placement.ranks_by_worker[worker_rank]
+        self._root = placement.worker_of(0)
+        self._channel = channel
+        for buffers in self._buffers:
+            buffers.move(self.ranks, may_repeat=self._may_repeat)
+        self.sync.move(placement, worker_rank, channel, may_repeat=self._may_repeat)
+
+    @property
+    def has_own_buffers(self) -> bool:
+        """Whether ESTs keep buffers of their own from step to step."""
+        return any(buffers.is_own for buffers in self._buffers)
+
+    def own_buffers_of(self, virtual_rank: int) -> list[Any]:
+        """What an EST keeps of each module whose buffers are its own."""
+        return [buffers.own_of(virtual_rank) for buffers in self._buffers if buffers.is_own]
+
+    def put_own_buffers(self, virtual_rank: int, kept: list[Any]) -> None:
+        """The way back."""
+        for buffers, own in zip([b for b in self._buffers if b.is_own], kept, strict=True):
+            buffers.put_own(virtual_rank, own)
+
+    @property
+    def _may_repeat(self) -> bool:
+        return self.member is not None and self._channel is not None
+
     def _broadcast_buffers(self, buffers: list[Any]) -> None:
         channel = self._channel
         assert channel is not None
-        channel.call(lambda: channel.broadcast(buffers, self._root))
+        channel.broadcast(buffers, self._root)
 
     def _check_params(self) -> None:
         """No parameter may change while ESTs of the same step still run: they would train another model."""

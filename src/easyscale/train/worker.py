@@ -18,10 +18,13 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from easyscale.core.messages import Failed, Finished, Hello, WorkerConfig
+from easyscale.core.messages import Alive, Failed, Finished, Hello, Leaving, Left, Message, Ready, WorkerConfig
+from easyscale.core.orders import Order, Stop
 from easyscale.core.placement import Placement
 from easyscale.train import runtime
-from easyscale.train.process import failure, script
+from easyscale.train.elastic.mailbox import Mailbox
+from easyscale.train.elastic.member import RetiredError
+from easyscale.train.process import failure, faults, script
 from easyscale.train.process.channel import Channel, Termination
 from easyscale.train.process.observer import DumpTaken, LauncherObserver
 from easyscale.train.process.output import OutputRouter
@@ -34,16 +37,35 @@ def main(config_json: str, connection: Connection) -> None:
     """Be worker ``config.worker_rank``; ends with ``SystemExit``."""
     config = WorkerConfig.from_json(config_json)
     _separate(config)
-    termination = Termination()
+    termination, mailbox = Termination(), Mailbox()
     channel = Channel(connection, termination)
-    channel.watch(lambda: _end_with_launcher(config))
+
+    def take(order: Order) -> None:
+        if isinstance(order, Stop):
+            termination.stop()
+        else:
+            mailbox.put(order)
+
+    channel.watch(take, Alive(config.worker_rank), lambda: _end_with_launcher(config))
+    faults.arm(config.faults, config.worker_rank)
     placement = Placement.parse(config.placement) if config.placement is not None else None
-    is_main = config.worker_rank == (placement.worker_of(0) if placement else 0)
+    is_main = not config.is_joiner and config.worker_rank == (placement.worker_of(0) if placement else 0)
     output = OutputRouter(config.worker_rank, Path(config.log_dir), is_main, channel.send)
     output.install()
     faulthandler.enable(file=2)
     observer = LauncherObserver(config.worker_rank, is_main, config.watch, channel, output)
-    runtime.install(_context(config, placement, observer))
+
+    def tell(message: Message) -> None:
+        if isinstance(message, Ready):  # from here on the job can go on without this worker
+            termination.on_request = lambda: channel.send(Leaving(config.worker_rank))
+        channel.send(message)
+
+    enrolment = None
+    if config.is_elastic:
+        enrolment = runtime.Enrolment(
+            config.worker_rank, mailbox, tell, config.is_joiner, tuple(config.stops), observer.place
+        )
+    runtime.install(_context(config, placement, observer, enrolment))
     channel.send(Hello(config.worker_rank, os.getpid()))
     termination.install()
     ending = _Run(config, observer, termination).to_end()
@@ -78,7 +100,12 @@ def _end_with_launcher(config: WorkerConfig) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _context(config: WorkerConfig, placement: Placement | None, observer: LauncherObserver) -> runtime.WorkerContext:
+def _context(
+    config: WorkerConfig,
+    placement: Placement | None,
+    observer: LauncherObserver,
+    enrolment: runtime.Enrolment | None,
+) -> runtime.WorkerContext:
     return runtime.WorkerContext(
         worker_rank=config.worker_rank,
         num_workers=config.num_workers,
@@ -88,6 +115,8 @@ def _context(config: WorkerConfig, placement: Placement | None, observer: Launch
         is_num_ests_explicit=config.is_num_ests_explicit,
         watch=config.watch,
         observer=observer,
+        enrolment=enrolment,
+        may_move=config.is_elastic and config.may_move,
     )
 
 
@@ -100,10 +129,13 @@ class _Run:
         self._termination = termination
         self._path = script.absolute_path(config.script)
 
-    def to_end(self) -> Finished | Failed:
+    def to_end(self) -> Finished | Failed | Left:
         try:
             self._run_script()
             return self._finished()
+        except RetiredError:
+            self._close_session()
+            return Left(self._config.worker_rank)
         except BaseException as error:  # noqa: BLE001 - whatever ends the script is the launcher's to tell
             return self._failed(error)
 
@@ -131,6 +163,11 @@ class _Run:
         )
         session.close()
         return finished
+
+    def _close_session(self) -> None:
+        session = self._observer.find_session()
+        if session is not None:
+            session.close()
 
     def _failed(self, error: BaseException) -> Failed:
         failed = Failed(

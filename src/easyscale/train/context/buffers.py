@@ -32,17 +32,28 @@ class ModuleBuffers:
     def __init__(self, module: nn.Module, ranks: tuple[int, ...], *, is_shared: bool) -> None:
         self._module = module
         self._is_shared = is_shared
-        self._is_root = 0 in ranks  # all others are given what they hold
-        # alone means: nothing to switch, the module itself holds the one EST's buffers (or those of rank 0)
-        self._is_alone = ranks == (0,) or (is_shared and len(ranks) == 1)
+        self.move(ranks, may_repeat=False)
         self._parts: list[nn.Module] = []
         self._start: Snapshot = []
         self._kept: dict[int, Snapshot] = {}
+        self._kept_before: dict[int, Snapshot] = {}
         self._versions: list[tuple[int, int]] = []
+
+    def move(self, ranks: tuple[int, ...], *, may_repeat: bool) -> None:
+        """This worker runs these ESTs from now on.
+
+        Args:
+            may_repeat: a pass may have to be done again after it has changed buffers.
+        """
+        self._is_root = 0 in ranks  # all others are given what they hold
+        # alone means: nothing to switch, the module itself holds the one EST's buffers (or those of rank 0)
+        is_one = ranks == (0,) or (self._is_shared and len(ranks) == 1)
+        self._is_alone = is_one and not may_repeat
 
     def begin_pass(self) -> None:
         """Remember what every EST of this pass starts from."""
         self._parts = list(self._module.modules())
+        self._kept_before = dict(self._kept)
         if self._is_alone:
             return
         if self._kept and self._versions != self._seen():
@@ -81,10 +92,30 @@ class ModuleBuffers:
             broadcast(live)
         self._versions = self._seen()
 
+    @property
+    def is_own(self) -> bool:
+        """Whether each EST keeps buffers of its own."""
+        return not self._is_shared and any(True for _ in self._module.buffers())
+
+    def own_of(self, virtual_rank: int) -> Snapshot:
+        """What an EST keeps, between passes."""
+        if virtual_rank in self._kept:
+            return self._kept[virtual_rank]
+        self._parts = list(self._module.modules())
+        return self._copy()
+
+    def put_own(self, virtual_rank: int, kept: Snapshot) -> None:
+        """Let an EST go on with ``kept``."""
+        self._parts = list(self._module.modules())
+        self._kept[virtual_rank] = kept
+        self._versions = self._seen()
+
     def abort_pass(self) -> None:
         """Back to the start of the pass: its results do not count."""
+        self._kept = self._kept_before
         if not self._is_alone:
             self._load(self._start)
+        self._versions = self._seen()
 
     def _live(self) -> list[Tensor]:
         return [buffer for part in self._parts for buffer in part._buffers.values() if buffer is not None]

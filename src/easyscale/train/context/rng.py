@@ -99,7 +99,13 @@ class Seeder:
 
 
 class RngPolicy(Protocol):
-    """How the generators move between turns. ``begin_pass`` and ``end_pass`` stand around all turns of a pass."""
+    """How the generators move between turns. ``begin_pass`` and ``end_pass`` stand around all turns of a pass.
+
+    Attributes:
+        ranks: virtual ranks whose streams it has.
+    """
+
+    ranks: tuple[int, ...]
 
     def begin_pass(self) -> None: ...
 
@@ -120,6 +126,7 @@ class Stepwise:
     """``rng="stepwise"``: a turn's numbers depend on (seed, virtual rank, global step, pass) alone."""
 
     def __init__(self, seeder: Seeder) -> None:
+        self.ranks: tuple[int, ...] = ()
         self._seeder = seeder
 
     def begin_pass(self) -> None:
@@ -145,6 +152,7 @@ class Carried:
     """``rng="ddp"``: EST r's stream starts as ``torch.manual_seed(seed + r)`` and goes on from turn to turn."""
 
     def __init__(self, seed: int, ranks: tuple[int, ...], device: torch.device) -> None:
+        self.ranks = ranks
         self._device = device
         self._state_by_rank: dict[int, RngState] = {}
         outside = capture(device)

@@ -170,9 +170,16 @@ class ElasticLoader:
             "num_workers": self.base.num_workers if self._spec.rng == "ddp" else None,
         }
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a loop over it runs."""
+        return self._running is not None
+
     # -- iterations --------------------------------------------------------------------------------------------
 
-    def open(self, ranks: tuple[int, ...], per_turn: int, rng: RngPolicy | None, agree: Agree) -> Stream:
+    def open(
+        self, ranks: tuple[int, ...], per_turn: int, rng: RngPolicy | None, agree: Agree, *, is_joining: bool = False
+    ) -> Stream:
         """Begin an iteration, where the position says.
 
         Args:
@@ -180,8 +187,10 @@ class ElasticLoader:
             per_turn: mini-batches in one turn.
             rng: switches to the random stream of an EST, where ESTs carry theirs (``rng="ddp"``); else None.
             agree: the least of what all workers say.
+            is_joining: the other workers are in the middle of it.
         """
-        self._check_unchanged(agree)
+        if not is_joining:
+            self._check_unchanged(agree)
         position = None if self._resumed is None else self._take_up(self._resumed)
         epoch = self._next_epoch()
         before = sampler_state(self.order.sampler)
@@ -193,6 +202,41 @@ class ElasticLoader:
             self._running = self._last = stream
             self._running_epoch, self._sampler_before = epoch, before
         return stream
+
+    def move(
+        self,
+        stream: Stream,
+        ranks: tuple[int, ...],
+        number: int,
+        per_turn: int,
+        rng: RngPolicy | None,
+        agree: Agree,
+        by_rank: dict[int, Any],
+    ) -> Stream:
+        """The iteration of ``stream`` for other ESTs, from mini-batch ``number`` on.
+
+        Args:
+            by_rank: what streams keep beside the number, by virtual rank.
+        """
+        is_running, epoch = self._running is stream, self._running_epoch
+        order = self._order_of(stream)
+        self.close_stream(stream)
+        load_sampler_state(self.order.sampler, self._sampler_before)
+        position = Position(
+            iterations=self._iterations,
+            own_epoch=self._own_epoch,
+            epoch=epoch,
+            number=number,
+            sampler=self._sampler_before,
+            order=order,
+            stream={"ranks": by_rank},
+            facts={},
+        )
+        moved = self._stream(Course(epoch, ranks, number, per_turn), rng, agree, position)
+        position.check_order(self.order.sampler, self._order_of(moved))
+        if is_running:
+            self._running = self._last = moved
+        return moved
 
     def _check_unchanged(self, agree: Agree) -> None:
         if agree(self.number) != self.number or -agree(-self.number) != self.number:

@@ -79,6 +79,11 @@ class RankStreams:
         return self._kept[virtual_rank, number]
 
     def refetch(self, virtual_rank: int, number: int) -> Any:
+        if (virtual_rank, number) not in self._kept:
+            raise UsageError(
+                'with rng="ddp" a mini-batch is kept by the worker that loaded it, and that one was lost between two '
+                'passes over a step: resume from a checkpoint, or use rng="stepwise"'
+            )
         return self._kept[virtual_rank, number]
 
     def state(self, *, is_over: bool) -> dict[str, Any]:

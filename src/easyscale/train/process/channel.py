@@ -15,26 +15,42 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from types import FrameType
 
-from easyscale.core.messages import Message, StepReport, encode
+from easyscale.core.messages import Message, StepReport, decode, encode
+from easyscale.core.orders import Order
 
 BATCH_S = 0.1
 WATCH_S = 0.2
+ALIVE_S = 0.25
+"""How often a worker says that it runs; the launcher waits far longer before it calls one hung."""
 
 
 class Termination:
     """SIGTERM raises ``SystemExit(143)`` in the main thread, so that the user's ``finally`` blocks run.
 
     Never inside ``held()``: a message cut in two would leave the launcher unable to read the next one.
+
+    Attributes:
+        on_request: called instead where it is set and the launcher has not said that the run ends: somebody else asks
+            this worker to end, and the job can do without it.
     """
 
     def __init__(self) -> None:
         self.is_raised = False
+        self.on_request: Callable[[], None] | None = None
+        self._has_asked = False
+        self._is_stopping = False
         self._is_pending = False
         self._depth = 0
 
     def install(self) -> None:
         signal.signal(signal.SIGTERM, self._on_signal)
         os.register_at_fork(after_in_child=self._forget)
+
+    def stop(self) -> None:
+        """The launcher ends the run: from now on SIGTERM means that. From any thread."""
+        self._is_stopping = True
+        if self._is_pending:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -47,7 +63,7 @@ class Termination:
         finally:
             self._depth -= 1
             if self._is_pending and not self._depth:
-                self._raise_once()
+                self._act()
 
     def disarm(self) -> None:
         """The script has ended, there is nothing left to unwind: what still has to run at exit runs undisturbed."""
@@ -56,13 +72,18 @@ class Termination:
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         self._is_pending = True
         if not self._depth:
-            self._raise_once()
+            self._act()
 
-    def _raise_once(self) -> None:
+    def _act(self) -> None:
         """Once: a second SIGTERM must not break off the clean-up that the first one began."""
-        self._is_pending = False
         if self.is_raised:
             return
+        if self.on_request is not None and not self._is_stopping:
+            if not self._has_asked:
+                self._has_asked = True
+                self.on_request()  # sends a message, in which another signal is held
+            return
+        self._is_pending = False
         self.is_raised = True
         raise SystemExit(128 + signal.SIGTERM)
 
@@ -107,19 +128,25 @@ class Channel:
         with self._termination.held(), self._lock:
             self._send_reports()
 
-    def watch(self, on_launcher_gone: Callable[[], None]) -> None:
-        """Start the thread that notices the launcher's end, however it came, and sends reports that wait too long."""
+    def watch(self, on_order: Callable[[Order], None], alive: Message, on_launcher_gone: Callable[[], None]) -> None:
+        """Start the thread that takes orders, says that the process is ``alive``, sends reports that wait too long, and
+        notices the launcher's end, however it came.
+        """
         thread = threading.Thread(
-            target=self._watch, args=(on_launcher_gone,), name="easyscale-launcher-watch", daemon=True
+            target=self._watch, args=(on_order, alive, on_launcher_gone), name="easyscale-launcher-watch", daemon=True
         )
         thread.start()
 
-    def _watch(self, on_launcher_gone: Callable[[], None]) -> None:
+    def _watch(self, on_order: Callable[[Order], None], alive: Message, on_launcher_gone: Callable[[], None]) -> None:
+        said_at = time.monotonic()
         try:
             while True:
                 if self._connection.poll(WATCH_S):
-                    self._connection.recv_bytes()
+                    on_order(decode(self._connection.recv_bytes()))
                 self.flush()
+                if time.monotonic() - said_at >= ALIVE_S:
+                    said_at = time.monotonic()
+                    self.send(alive)
         except (EOFError, OSError):
             on_launcher_gone()
 

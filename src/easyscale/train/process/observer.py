@@ -6,12 +6,13 @@ Runs in the worker process, called by the session. Changes no number.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from easyscale.core.digest import combine
 from easyscale.core.job import WatchSpec
-from easyscale.core.messages import Opened, StepReport
+from easyscale.core.messages import Logged, Opened, StepReport
 from easyscale.train.process.channel import Channel
 from easyscale.train.process.dump import write_state
 from easyscale.train.process.output import OutputRouter
@@ -40,6 +41,7 @@ class LauncherObserver:
         self._broken_turn: int | None = None
         self.session: Session | None = None
         self.steps = 0
+        self._passed: dict[str, dict[str, float]] | None = None
 
     @property
     def failed_turn(self) -> int | None:
@@ -70,23 +72,34 @@ class LauncherObserver:
             self._channel.send(Opened(self._worker_rank, session.num_ests))
         return self.session
 
+    def place(self, ranks: tuple[int, ...]) -> None:
+        """The worker runs these virtual ranks from now on."""
+        self._is_main = self._output.is_main = 0 in ranks
+
+    def passed(self, global_step: int, scalars: Mapping[int, Mapping[str, float]]) -> None:
+        """Sent at once: after this the other workers may finish the step without this one."""
+        self._passed = _by_name(scalars)
+        if scalars:
+            self._channel.send(Logged(self._worker_rank, global_step, self._passed))
+
     def step(self, record: StepRecord) -> None:
         self.steps += 1
         self._broken_turn = None
         self.find_session()
-        is_watched = self._watch.digests and self._is_main
+        scalars, passed = _by_name(record.scalars), self._passed
+        self._passed = None
+        is_watched = self._watch.digests and (self._is_main or self._watch.by_all)
         tensors = record.fingerprint() if is_watched else None
-        self._channel.report(
+        # where the worker may be lost, what was not said before the pass counted is said at once
+        hand_over = self._channel.report if passed is None or passed == scalars else self._channel.send
+        hand_over(
             StepReport(
                 worker_rank=self._worker_rank,
                 global_step=record.global_step,
                 epoch=record.epoch,
                 total_steps=record.total_steps,
                 seconds=record.seconds,
-                scalars={
-                    str(rank): {name: float(value) for name, value in values.items()}
-                    for rank, values in record.scalars.items()
-                },
+                scalars=scalars,
                 digest=None if tensors is None else combine(tensors),
                 tensors=tensors,
             )
@@ -98,6 +111,10 @@ class LauncherObserver:
         if self._is_main and self._watch.dump_path is not None:
             write_state(record.state(), Path(self._watch.dump_path))
         raise DumpTaken
+
+
+def _by_name(scalars: Mapping[int, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    return {str(rank): {name: float(value) for name, value in own.items()} for rank, own in scalars.items()}
 
 
 def _is_iterator_dropped() -> bool:

@@ -22,12 +22,16 @@ _FD_BY_STREAM = {"stdout": 1, "stderr": 2}
 
 
 class OutputRouter:
-    """Replaces ``sys.stdout`` and ``sys.stderr``."""
+    """Replaces ``sys.stdout`` and ``sys.stderr``.
+
+    Attributes:
+        is_main: whether this worker hosts virtual rank 0.
+    """
 
     def __init__(self, worker_rank: int, log_dir: Path, is_main: bool, send: Callable[[Output], None]) -> None:
         self._worker_rank = worker_rank
         self._log_dir = log_dir
-        self._is_main = is_main
+        self.is_main = is_main
         self._send = send
         self._turn: int | None = None
         self._lock = threading.RLock()
@@ -66,7 +70,7 @@ class OutputRouter:
         with self._lock:
             turn = self._turn
             self._write_log(turn, stream, data)
-            if turn == 0 or (turn is None and self._is_main):
+            if turn == 0 or (turn is None and self.is_main):
                 self._forward(turn, stream, data)
 
     def _forward(self, turn: int | None, stream: str, data: bytes) -> None:

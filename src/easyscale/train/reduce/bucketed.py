@@ -1,9 +1,9 @@
 """Averages gradients bucket by bucket over workers, while the last EST's backward still runs.
 
 Runs in the worker. What a first pass shows (which parameters take part, in which order their gradients arrive, how
-often a turn accumulates into each) is used from then on. A worker that sees something else says so in a flag that
-rides on the last bucket. Only then all workers compare notes and redo what was wrong: while nothing differs, no
-message more than DDP's is sent.
+often a turn accumulates into each) is used from then on. A worker that sees something else says so in a flag that rides
+on the last bucket, and so does one that is ready for another membership. Only then all workers compare notes and redo
+what was wrong: while nothing differs, no message more than DDP's is sent.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from easyscale.train.reduce.agreement import Agreement, agree
+from easyscale.train.reduce.agreement import Agreement, Votes, agree, exchange_flag, flag_of, read_flag
 from easyscale.train.reduce.bucket import Bucket
 from easyscale.train.reduce.channel import Channel, Job
 from easyscale.train.reduce.collector import Collector
 from easyscale.train.reduce.module import ReducedModule
 from easyscale.train.reduce.overlap import Overlap
 from easyscale.train.reduce.staging import Staging
-from easyscale.train.reduce.transport import RingTransport, Transport, any_true
+from easyscale.train.reduce.transport import RingTransport, Transport
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,7 @@ class BucketedReduction:
     Args:
         root: the worker that hosts virtual rank 0.
         modules: all prepared modules, in the order of ``prepare``; it may grow.
+        votes: whether workers are ready to change the membership.
     """
 
     def __init__(
@@ -51,7 +52,9 @@ class BucketedReduction:
         collector: Collector,
         staging: Staging,
         modules: list[ReducedModule],
+        votes: Votes,
     ) -> None:
+        self._votes = votes
         self._num_ests = num_ests
         self._root = root
         self._channel = channel
@@ -73,6 +76,7 @@ class BucketedReduction:
     def begin_last_turn(self, pass_index: int, last_rank: int) -> None:
         """From here on buckets go as soon as their gradients arrive, if it is known what to wait for."""
         self._last_rank = last_rank
+        self._jobs = []
         plan = self._plans.get(pass_index)
         self._overlap = Overlap([], ())
         self._sent.clear()
@@ -102,11 +106,11 @@ class BucketedReduction:
         plan = self._plans.get(pass_index)
         used = tuple(self._collector.used)
         if plan is None:
-            agreement = agree(self._channel, used, ())
+            agreement = agree(self._channel, used, (), self._votes)
             modules = self._reduce_all(agreement)
             total = agreement.used
         elif self._finish_planned(is_odd=used != plan.local_used or bool(self._overlap.late)):
-            agreement = agree(self._channel, used, self._overlap.late)
+            agreement = agree(self._channel, used, self._overlap.late, self._votes)
             modules = self._redo(plan.modules, agreement)
             total = agreement.used
         else:
@@ -139,14 +143,13 @@ class BucketedReduction:
     def _finish_planned(self, *, is_odd: bool) -> bool:
         """A pass as learned: send the rest and wait for all. Whether any worker saw something unexpected."""
         for bucket in self._overlap.rest():
-            self._send(bucket, flag=is_odd)
+            self._send(bucket, flag=flag_of(is_odd, self._votes))
         self._wait()
         if self._channel is None:
             return is_odd
         if self._is_ring or not self._overlap.buckets:  # a ring's chunks leave no room for a flag
-            channel = self._channel
-            return bool(channel.call(lambda: any_true(channel, is_odd)))
-        return bool(self._overlap.buckets[-1].flag.item() != 0)
+            return exchange_flag(self._channel, is_odd, self._votes)
+        return read_flag(float(self._overlap.buckets[-1].flag.item()), self._votes)
 
     def _redo(self, planned: Iterable[ReducedModule], agreement: Agreement) -> tuple[ReducedModule, ...]:
         """A pass unlike the one learned: reduce again what some worker sent too early, and what nobody expected."""
@@ -178,7 +181,7 @@ class BucketedReduction:
         self._wait()
 
     @torch.no_grad()
-    def _send(self, bucket: Bucket, *, flag: bool = False) -> None:
+    def _send(self, bucket: Bucket, *, flag: float = 0.0) -> None:
         self._fill(bucket)
         bucket.flag.fill_(flag)
         transport, buffers, elements = self._transport, bucket.buffers, bucket.elements
@@ -200,9 +203,9 @@ class BucketedReduction:
                 bucket.add(which, self._staging.get(sibling, bucket.numbers))
 
     def _wait(self) -> None:
-        for job in self._jobs:
+        jobs, self._jobs = self._jobs, []
+        for job in jobs:
             job.wait()
-        self._jobs.clear()
 
     def _write_back(self, modules: Iterable[ReducedModule], total_used: Sequence[int]) -> None:
         """Put averages into ``.grad``; a parameter that no EST of the job used keeps what it had, as in DDP."""
@@ -237,5 +240,5 @@ class BucketedReduction:
         message = torch.zeros(length, dtype=torch.int64, device=channel.device)
         if channel.rank == root:
             message.copy_(torch.tensor(order, dtype=torch.int64))
-        channel.call(lambda: channel.broadcast([message], root))
+        channel.broadcast([message], root)
         return [int(number) for number in message.tolist()]

@@ -33,6 +33,7 @@ class Collector:
     """Gradients of the turn that runs.
 
     Attributes:
+        may_repeat: whether a pass may be broken off at any moment, also after ``.grad`` was accumulated onto.
         used: how many local ESTs of this pass used each parameter.
         arrivals: how often the turn that runs accumulated into each parameter; counted where ``is_hooked``.
         on_arrival: called with a parameter's number when the last turn has accumulated into it.
@@ -40,6 +41,8 @@ class Collector:
     """
 
     def __init__(self) -> None:
+        self.may_repeat = False
+        self._copies: list[tuple[Tensor, Tensor]] = []
         self.params: list[Tensor] = []
         self.used: list[int] = []
         self.arrivals: list[int] = []
@@ -114,6 +117,7 @@ class Collector:
         kept: Grads = [param.grad for param in self.params]
         self._carried = kept if any(grad is not None for grad in kept) else None
         self.used = [0] * len(self.params)
+        self._copies = [(grad, grad.clone()) for grad in kept if grad is not None] if self.may_repeat else []
 
     def begin_turn(self, *, is_last: bool, is_drop_in: bool) -> None:
         """Let the next EST start from the gradients that were kept."""
@@ -217,5 +221,8 @@ class Collector:
 
     def put_back(self) -> None:
         """Give ``.grad`` what it held before the pass."""
+        with torch.no_grad():
+            for kept, copy in self._copies:
+                kept.copy_(copy)
         for number, param in enumerate(self.params):
             param.grad = self._kept(number)

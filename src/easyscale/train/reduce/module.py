@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -83,6 +84,19 @@ class ReducedModule:
                 self.layout = rebuilt_layout(self.params, self._options, local)
                 self._buckets = []
         self._reductions += 1
+
+    def forget_buckets(self) -> None:
+        """Make new ones when asked: there are other workers, or a lost one's messages may still arrive in these."""
+        self._buckets = []
+
+    def decided(self) -> list[Any]:
+        """Everything that further layouts depend on."""
+        return [self.layout, self._reductions, self._is_final, self._allows_unused]
+
+    def decide(self, decided: list[Any]) -> None:
+        """Take over what ``decided`` gave elsewhere."""
+        self.layout, self._reductions, self._is_final, self._allows_unused = decided
+        self._buckets = []
 
     def buckets(self, num_buffers: int, multiple: int) -> list[Bucket]:
         """The buckets of the present layout, made when first asked for."""

@@ -7,12 +7,14 @@ Runs in the worker. ``begin_turn`` and ``end_turn`` stand around every local EST
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from easyscale.core.errors import UsageError
 from easyscale.core.placement import Placement
+from easyscale.train.reduce.agreement import NoVotes, Votes
 from easyscale.train.reduce.bucketed import BucketedReduction
 from easyscale.train.reduce.channel import Channel
 from easyscale.train.reduce.collector import Collector
@@ -31,28 +33,29 @@ class GradientSync:
         reduction: "tree" or "ring".
         channel: to the other workers; None if there are none.
         shelf: where sums wait (``--stage``).
+        votes: whether workers are ready to change the membership.
 
     Attributes:
         most_copies: gradient copies that existed at once, at most.
     """
 
     def __init__(
-        self, placement: Placement, worker_rank: int, reduction: str, channel: Channel | None, shelf: Shelf
+        self,
+        placement: Placement,
+        worker_rank: int,
+        reduction: str,
+        channel: Channel | None,
+        shelf: Shelf,
+        votes: Votes | None = None,
     ) -> None:
         self._num_ests = placement.num_ests
-        self._ranks = placement.ranks_by_worker[worker_rank]
+        self._reduction = reduction
+        self._votes = votes or NoVotes()
         self._collector = Collector()
         self._staging = Staging(placement.num_ests, is_tree=reduction == "tree", shelf=shelf)
         self._modules: list[ReducedModule] = []
         self._frozen: list[tuple[str, Tensor]] = []
-        self._bucketed: BucketedReduction | None = None
-        if channel is not None or reduction == "ring":
-            transport = choose_transport(placement, worker_rank, reduction, channel)
-            root = placement.worker_of(0)
-            self._bucketed = BucketedReduction(
-                self._num_ests, root, channel, transport, self._collector, self._staging, self._modules
-            )
-        self._needs_hooks = channel is not None
+        self.move(placement, worker_rank, channel, may_repeat=channel is not None and votes is not None)
         self._rank = 0
         self._pass_index = 0
         self._is_drop_in = False
@@ -60,6 +63,37 @@ class GradientSync:
         self._arrival: list[int] = []
         self.most_copies = 0
         self.has_gradients = False
+
+    def move(self, placement: Placement, worker_rank: int, channel: Channel | None, *, may_repeat: bool) -> None:
+        """From the next pass on this worker has another place. What was learned of passes is forgotten by all."""
+        self._collector.may_repeat = may_repeat
+        self._ranks = placement.ranks_by_worker[worker_rank]
+        self._needs_hooks = channel is not None
+        self._bucketed: BucketedReduction | None = None
+        for module in self._modules:
+            module.forget_buckets()
+        if channel is None and self._reduction == "tree":
+            return
+        transport = choose_transport(placement, worker_rank, self._reduction, channel)
+        self._bucketed = BucketedReduction(
+            self._num_ests,
+            placement.worker_of(0),
+            channel,
+            transport,
+            self._collector,
+            self._staging,
+            self._modules,
+            self._votes,
+        )
+
+    def layouts(self) -> list[Any]:
+        """How far each module is in deciding its buckets: the same for all workers, whoever joins."""
+        return [module.decided() for module in self._modules]
+
+    def set_layouts(self, decided: list[Any]) -> None:
+        """Go on where other workers are."""
+        for module, own in zip(self._modules, decided, strict=True):
+            module.decide(own)
 
     def add_module(self, named_params: Sequence[tuple[str, Tensor]], options: DdpOptions) -> None:
         """Reduce the gradients of a module too."""

@@ -8,7 +8,7 @@ buffer.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -213,9 +213,3 @@ def _all_to_all(channel: Channel, output: Tensor, source: Tensor, received: list
     channel.group.alltoall_base(output, source, received, sent, dist.AllToAllOptions()).wait()
     to_others = sum(size for worker, size in enumerate(sent) if worker != channel.rank)
     channel.gradient_bytes += to_others * source.element_size()
-
-
-def any_true(channel: Channel, value: bool) -> bool:
-    """Whether any worker says so."""
-    count: Any = channel.sum(torch.tensor([int(value)], dtype=torch.int32, device=channel.device))
-    return bool(count.item())

@@ -1,0 +1,36 @@
+"""What a run may do with its workers. Runs in the launcher."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from easyscale.core.job import Fault
+from easyscale.core.placement import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Elasticity:
+    """Which changes of membership are allowed, and which are asked for from the beginning.
+
+    Attributes:
+        min_workers: no fewer may be asked for; when new workers cannot be started and fewer are left, the run ends.
+        max_workers: no more may be asked for.
+        schedule: changes at fixed global steps, in their order: to a placement, or to a number of workers.
+        replaces: whether workers that were lost are replaced.
+        max_failures: so many workers may be lost in a row, without ten global steps between.
+        hang_timeout_s: how long a worker may say nothing before it is killed.
+        faults: where workers fail on purpose (tests, ``verify --kill``).
+    """
+
+    min_workers: int = 1
+    max_workers: int = 1
+    schedule: tuple[tuple[int, Placement | int], ...] = ()
+    replaces: bool = True
+    max_failures: int = 20
+    hang_timeout_s: float = 30.0
+    faults: tuple[Fault, ...] = ()
+
+    @property
+    def may_move(self) -> bool:
+        """Whether ESTs may be asked to move."""
+        return self.min_workers < self.max_workers or bool(self.schedule)

@@ -1,0 +1,180 @@
+"""The mini-batches of one loop over global steps, whichever ESTs this worker runs. Runs in the worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from easyscale.core.errors import JobFailedError, UsageError
+from easyscale.train.context.rng import RngPolicy
+from easyscale.train.data.loader import ElasticLoader
+from easyscale.train.data.streams import Stream
+from easyscale.train.ddp import PlainTurns
+from easyscale.train.elastic.contexts import Contexts
+from easyscale.train.elastic.member import RepeatError
+from easyscale.train.elastic.mover import Mover
+from easyscale.train.step import Counter
+from easyscale.train.turns import Turns
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderSource:
+    """A prepared loader.
+
+    Attributes:
+        per_turn: mini-batches of each EST in a step.
+        rng: switches to an EST's random stream where ESTs carry theirs; else None.
+        agree: the least of what all workers say.
+    """
+
+    loader: ElasticLoader
+    per_turn: int
+    rng: RngPolicy | None
+    agree: Callable[[int], int]
+
+    def open(self, ranks: tuple[int, ...], start: int, *, is_joining: bool) -> Stream:
+        """``start`` is where the loader's own position says."""
+        return self.loader.open(ranks, self.per_turn, self.rng, self.agree, is_joining=is_joining)
+
+    def move(self, stream: Stream, ranks: tuple[int, ...], number: int, contexts: Contexts) -> Stream:
+        """The same mini-batches for other ESTs, from ``number`` on."""
+        by_rank = contexts.of_streams(self.loader)
+        return self.loader.move(stream, ranks, number, self.per_turn, self.rng, self.agree, by_rank)
+
+    def position(self, contexts: Contexts) -> dict[str, Any] | None:
+        """Where the loader stands before a loop, if ESTs carry something that opening a stream changes."""
+        if not contexts.is_needed or self.loader.is_running:
+            return None
+        try:
+            return contexts.position_of(self.loader)
+        except UsageError:  # it cannot be kept, which matters only if a worker is lost right now
+            return None
+
+    def load(self, position: dict[str, Any] | None, contexts: Contexts) -> None:
+        """Go back to ``position``."""
+        if position is not None:
+            self.loader.load_state_dict(position)
+        elif contexts.is_needed:
+            raise JobFailedError("a worker was lost while a loader whose position cannot be kept began an epoch")
+
+    def close(self, stream: Stream) -> None:
+        self.loader.close_stream(stream)
+
+    def count(self) -> int:
+        """Global steps."""
+        return -(-len(self.loader) // self.per_turn)
+
+
+@dataclass(frozen=True, slots=True)
+class CountedSource:
+    """A number of steps without a loader."""
+
+    steps: int
+    per_turn: int
+
+    def open(self, ranks: tuple[int, ...], start: int, *, is_joining: bool) -> Stream:
+        return Counter(self.steps * self.per_turn, start)
+
+    def move(self, stream: Stream, ranks: tuple[int, ...], number: int, contexts: Contexts) -> Stream:
+        return Counter(self.steps * self.per_turn, number)
+
+    def position(self, contexts: Contexts) -> dict[str, Any] | None:
+        return None
+
+    def load(self, position: dict[str, Any] | None, contexts: Contexts) -> None:
+        return
+
+    def close(self, stream: Stream) -> None:
+        return
+
+    def count(self) -> int:
+        """Global steps."""
+        return self.steps
+
+
+Source = LoaderSource | CountedSource
+
+
+class Feed:
+    """The stream of one loop, for whichever ESTs this worker runs.
+
+    Args:
+        start: its first mini-batch.
+        is_joining: the other workers are in the middle of the loop.
+
+    Attributes:
+        stream: what it is now.
+    """
+
+    def __init__(
+        self, source: Source, turns: Turns | PlainTurns, mover: Mover | None, start: int, *, is_joining: bool
+    ) -> None:
+        self._source = source
+        self._turns = turns
+        self._mover = mover
+        self.stream = self._open(start, is_joining)
+        self._generation = 0 if mover is None else mover.generation
+
+    def _open(self, start: int, is_joining: bool) -> Stream:
+        mover = self._mover
+        if mover is None:
+            return self._source.open(self._turns.ranks, start, is_joining=is_joining)
+        while True:
+            before = self._source.position(mover.contexts)
+            stream = None
+            try:
+                stream = self._source.open(self._turns.ranks, start, is_joining=is_joining)
+                self._note(stream)
+                if not is_joining:
+                    mover.tell_contexts()
+                return stream
+            except RepeatError:  # a worker was lost while all opened their streams
+                if stream is not None:
+                    self._close(stream)
+                self._source.load(before, mover.contexts)
+                mover.settle()
+
+    def _note(self, stream: Stream) -> None:
+        """ESTs carry positions in streams that run."""
+        if self._mover is not None and isinstance(self._source, LoaderSource):
+            self._mover.contexts.running.append((self._source.loader, stream))
+
+    def _close(self, stream: Stream) -> None:
+        self._source.close(stream)
+        self._forget(stream)
+
+    def _forget(self, stream: Stream) -> None:
+        if self._mover is not None:
+            running = self._mover.contexts.running
+            running[:] = [one for one in running if one[1] is not stream]
+
+    def settle(self, number: int) -> None:
+        """If this worker's ESTs are others now: give their mini-batches, from ``number`` on."""
+        mover = self._mover
+        if mover is None:
+            return
+        mover.settle()
+        if self._generation != mover.generation:
+            self._generation = mover.generation
+            old = self.stream
+            self.stream = self._source.move(old, self._turns.ranks, number, mover.contexts)
+            self._forget(old)
+            self._note(self.stream)
+
+    def upcoming(self, first: int) -> range:
+        """Numbers of the mini-batches of the next global step, none at the end."""
+        while True:
+            try:
+                return self.stream.upcoming(first, self._source.per_turn)
+            except RepeatError:
+                self.settle(first)
+
+    def steps_from(self, first: int) -> int | None:
+        """Global steps from mini-batch ``first`` on, if it is known."""
+        length = self.stream.length
+        return None if length is None else -(-(length - first) // self._source.per_turn)
+
+    def close(self) -> None:
+        """The loop is over."""
+        self._close(self.stream)
