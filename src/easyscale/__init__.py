@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from easyscale.core.errors import UsageError as UsageError
     from easyscale.core.placement import Placement as Placement
     from easyscale.train.data.permutation import PermutationSampler as PermutationSampler
+    from easyscale.train.opening import session as session
     from easyscale.train.reduce.hooks import tree_hook as tree_hook
     from easyscale.train.session import Session as Session
-    from easyscale.train.session import session as session
 
 _HOME = {
     "EasyScaleError": "easyscale.core.errors",
@@ -22,7 +22,7 @@ _HOME = {
     "Placement": "easyscale.core.placement",
     "PermutationSampler": "easyscale.train.data.permutation",
     "Session": "easyscale.train.session",
-    "session": "easyscale.train.session",
+    "session": "easyscale.train.opening",
     "tree_hook": "easyscale.train.reduce.hooks",
 }
 

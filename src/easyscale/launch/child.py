@@ -7,7 +7,7 @@ import signal
 from multiprocessing.connection import Connection
 
 WORKER_MODULE = "easyscale.train.worker"
-PRELOAD = ["torch", "torch._dynamo", WORKER_MODULE, "easyscale.train.session"]
+PRELOAD = ["torch", "torch._dynamo", WORKER_MODULE, "easyscale.train.opening"]
 """Imported once, before workers are forked. Every torch optimizer imports ``torch._dynamo``, which takes a while."""
 
 STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}

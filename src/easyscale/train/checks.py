@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -84,8 +84,14 @@ def check_optimizer(optimizer: torch.optim.Optimizer, modules: Sequence[nn.Modul
         )
 
 
-def signature(modules: Iterable[nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> str:
-    """What must be the same on all workers for them to be one job: names, shapes, dtypes, hyperparameters."""
+def signature(
+    modules: Iterable[nn.Module], optimizers: Iterable[torch.optim.Optimizer], loaders: Iterable[Mapping[str, Any]]
+) -> str:
+    """What must be the same on all workers for them to be one job: names, shapes, dtypes, hyperparameters.
+
+    Args:
+        loaders: what the order of their mini-batches depends on.
+    """
     lines = []
     for module in modules:
         for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
@@ -94,6 +100,7 @@ def signature(modules: Iterable[nn.Module], optimizers: Iterable[torch.optim.Opt
         for group in optimizer.param_groups:
             settings = {key: str(value) for key, value in sorted(group.items()) if key != "params"}
             lines.append(f"{type(optimizer).__name__} {len(group['params'])} {settings}")
+    lines += [f"DataLoader {dict(facts)}" for facts in loaders]
     return "\n".join(lines)
 
 

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from easyscale.core.errors import LostCountsError, RefusedError, UsageError
+from easyscale.core.errors import RefusedError, UsageError
 from easyscale.train.data.loader import ElasticLoader
 from easyscale.train.ddp import PlainTurns
-from easyscale.train.elastic.member import RepeatError
 from easyscale.train.elastic.mover import Mover
-from easyscale.train.elastic.shares import Shares
 from easyscale.train.elastic.track import Track
+from easyscale.train.evaluation import Evaluation
 from easyscale.train.flat import flat
-from easyscale.train.optim import StepCalls
+from easyscale.train.optim import StepCalls, check_averaged
 from easyscale.train.prepared import Prepared
 from easyscale.train.process.faults import reach
 from easyscale.train.reduce.channel import Channel
 from easyscale.train.runtime import Observer, StepRecord
 from easyscale.train.source import CountedSource, Feed, LoaderSource, Source
 from easyscale.train.step import Loud, Step, Steps
-from easyscale.train.totals import Log, job_least, job_sum
+from easyscale.train.sums import Sums
+from easyscale.train.totals import Log
 from easyscale.train.turns import Turns
 
 
@@ -44,7 +44,6 @@ class Loops:
         epoch: the epoch that runs, from 0.
         epoch_in_use: the same, or None where the script does not use ``epochs``.
         num_epochs: how many epochs ``epochs`` gives, or None.
-        evaluating: the virtual rank whose evaluation batch is in the script's hands.
     """
 
     def __init__(
@@ -61,12 +60,10 @@ class Loops:
         self.epoch = 0
         self.epoch_in_use: int | None = None
         self.num_epochs: int | None = None
-        self.evaluating: int | None = None
         self.calls = StepCalls()
         self.turns = turns
         self.prepared = prepared
         self._is_carried = is_carried
-        self._channel = channel
         self._mover: Mover | None = None
         self.track = Track()
         self._observer = observer
@@ -75,12 +72,23 @@ class Loops:
         self._broken: str | None = None
         self._left_at: float | None = None
         self._is_in_step = False
-        self.is_closed = False
+        self._evaluation = Evaluation(turns, self.track, observer)
+        self._sums = Sums(channel, self.track)
         self._is_over = False
 
     def be_elastic(self, mover: Mover) -> None:
         """The job's membership may change."""
-        self._mover = mover
+        self._mover = self._evaluation.mover = self._sums.mover = mover
+
+    @property
+    def evaluating(self) -> int | None:
+        """The virtual rank whose evaluation batch is in the script's hands."""
+        return self._evaluation.rank
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the session is over."""
+        return self._evaluation.is_closed
 
     @property
     def global_step(self) -> int:
@@ -103,18 +111,8 @@ class Loops:
             RefusedError: they are of parameters that nobody averages.
         """
         self.prepared.check_known(optimizer)
-        if all(param.grad is None for group in optimizer.param_groups for param in group["params"]):
-            return
-        if not self._is_in_step:
-            raise UsageError(
-                f"{type(optimizer).__name__}.step() was called outside every global step, with gradients that were not "
-                f"averaged over ESTs: iterate over session.steps(loader) with the loader that session.prepare returned"
-            )
-        if not self.turns.has_gradients:
-            raise UsageError(
-                f"{type(optimizer).__name__}.step() found gradients, but no EST ran a backward in its turn of global "
-                f"step {self.global_step}, so they were not averaged: call backward() inside `for batch in step:`"
-            )
+        step = self.global_step if self._is_in_step else None
+        check_averaged(optimizer, step, has_gradients=self.turns.has_gradients)
 
     def _come_in(self) -> None:
         """The script has come to a loop or a sum: a worker that joins is let in here."""
@@ -157,7 +155,7 @@ class Loops:
         return Steps(lambda: Loud(self._steps(chosen)), chosen.count)
 
     def _source(self, loader: ElasticLoader, per_turn: int) -> LoaderSource:
-        return LoaderSource(loader, per_turn, self.turns.rng if self._is_carried else None, self._agree)
+        return LoaderSource(loader, per_turn, self.turns.rng if self._is_carried else None, self._sums.least)
 
     def open(self, source: Source) -> Feed | None:
         """A training loop begins; None if it is over already in a job that this worker has joined."""
@@ -247,56 +245,13 @@ class Loops:
 
     def _evaluate(self, loader: ElasticLoader) -> Iterator[Any]:
         self._come_in()
-        if self.track.begin_loop(is_training=False) is None:
-            return
-        shares = Shares(self._mover, self.turns)
-        try:
-            while ranks := shares.next():
-                for rank, batch in loader.evaluation(self.epoch, ranks):
-                    self.evaluating = rank
-                    self._observer.turn(rank)
-                    yield batch
-                    reach("evaluation.in_loop")
-                self._end_evaluation()
-        except GeneratorExit:
-            self._end_evaluation()
-            if not self.is_closed:
-                shares.leave()
-            raise
-        finally:
-            self._end_evaluation()
-            self.track.end_loop()
-
-    def _end_evaluation(self) -> None:
-        self.evaluating = None
-        self._observer.turn(None)
+        yield from self._evaluation.batches(loader, self.epoch)
 
     def total(self, value: Any, num_ests: int) -> Any:
         """``session.sum``."""
         self.check()
         self._come_in()
-        known = self.track.replayed_sum()
-        if known is not None:
-            return known[0]
-        reach("sum.before")
-        try:
-            result = self._complete(lambda channel: job_sum(value, num_ests, channel))
-        except RepeatError as error:
-            raise LostCountsError(
-                "a worker was lost with counts that it had not added to session.sum yet, and what it counted cannot "
-                "be counted again by the others: resume from a checkpoint"
-            ) from error
-        reach("sum.after")
-        self.track.note_sum(result)
-        return result
-
-    def _complete(self, work: Callable[[Channel | None], Any]) -> Any:
-        return work(self._channel) if self._mover is None else self._mover.complete(work)
-
-    def _agree(self, count: int) -> int:
-        """The least of what all workers say."""
-        least: int = self._complete(lambda channel: job_least(count, channel))
-        return least
+        return self._sums.total(value, num_ests)
 
     def _expected(self, feed: Feed) -> int | None:
         """How many steps the job has, if it is known: for the progress that users see."""
@@ -335,4 +290,4 @@ class Loops:
         self.track.check_arrived()
 
     def close(self) -> None:
-        self.is_closed = True
+        self._evaluation.is_closed = True

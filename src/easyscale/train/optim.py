@@ -26,6 +26,30 @@ class GateKeeper(Protocol):
         """Refuse an update whose gradients nobody has averaged."""
 
 
+def check_averaged(optimizer: torch.optim.Optimizer, global_step: int | None, *, has_gradients: bool) -> None:
+    """Refuse an update with gradients that did not come from a pass over a global step.
+
+    Args:
+        global_step: the one that runs, or None.
+        has_gradients: whether an EST ran a backward in it.
+
+    Raises:
+        UsageError: nobody has averaged them.
+    """
+    if all(param.grad is None for group in optimizer.param_groups for param in group["params"]):
+        return
+    if global_step is None:
+        raise UsageError(
+            f"{type(optimizer).__name__}.step() was called outside every global step, with gradients that were not "
+            f"averaged over ESTs: iterate over session.steps(loader) with the loader that session.prepare returned"
+        )
+    if not has_gradients:
+        raise UsageError(
+            f"{type(optimizer).__name__}.step() found gradients, but no EST ran a backward in its turn of global "
+            f"step {global_step}, so they were not averaged: call backward() inside `for batch in step:`"
+        )
+
+
 class Gates:
     """All gates of a session."""
 

@@ -111,7 +111,8 @@ class Prepared:
         self._check(objects, modules, optimizers)
         loaders = [item for item in objects if isinstance(item, DataLoader)]
         replaced: dict[int, Any] = {id(loader): self._elastic(loader, host, replacements) for loader in loaders}
-        self._start_alike([*modules, *averaged], optimizers)
+        facts = [replaced[id(loader)].facts() for loader in loaders]
+        self._start_alike([*modules, *averaged], optimizers, facts)
         for module in modules:
             replaced[id(module)] = self._job.turns.add_module(module, options)
         for item in objects:
@@ -149,14 +150,16 @@ class Prepared:
             if isinstance(item, kind):
                 self._gates.add(item, methods)
 
-    def _start_alike(self, modules: list[nn.Module], optimizers: list[torch.optim.Optimizer]) -> None:
+    def _start_alike(
+        self, modules: list[nn.Module], optimizers: list[torch.optim.Optimizer], facts: list[dict[str, Any]]
+    ) -> None:
         """All workers go on from virtual rank 0's parameters and buffers, as DDP's constructor has it."""
-        if not (modules or optimizers) or (self._job.channel is None and self._job.member is None):
-            return
-        self._signatures.append(checks.signature(modules, optimizers))
         member = self._job.member
         channel = self._job.channel if member is None else member.channel
-        if channel is None or (member is not None and member.is_behind):
+        if channel is None and member is None:
+            return
+        self._signatures.append(checks.signature(modules, optimizers, facts))
+        if not (modules or optimizers) or channel is None or (member is not None and member.is_behind):
             return
         mine = self._signatures[-1].encode()
         checks.check_same_everywhere(channel.call(lambda: channel.gather_bytes(mine)))

@@ -1,7 +1,6 @@
 """What a training script holds. Runs in the worker process.
 
-``session()`` finds out who this process is (see ``runtime``), opens the job, and gives the script its methods. The
-numbers are decided in ``turns`` and below.
+It gives the script its methods; the numbers are decided in ``turns`` and below. ``opening`` makes it.
 """
 
 from __future__ import annotations
@@ -13,13 +12,12 @@ import torch
 
 from easyscale.core.digest import combine
 from easyscale.core.errors import RefusedError, UsageError
-from easyscale.core.job import Reduction, Rng
 from easyscale.train import runtime
 from easyscale.train.elastic.contexts import Contexts
 from easyscale.train.elastic.member import Member
 from easyscale.train.elastic.mover import Mover
 from easyscale.train.elastic.state import StateKeeper
-from easyscale.train.job import Job, ProcessState, open_job
+from easyscale.train.job import Job, ProcessState
 from easyscale.train.loops import Loops
 from easyscale.train.prepared import Prepared
 from easyscale.train.process import faults
@@ -47,6 +45,7 @@ class Session:
             self._be_elastic(job.turns, job.member, observer)
         faults.locate(lambda: (self.global_step, self._turns.ranks))
         faults.reach("startup.session")
+        _now_open(self)
 
     def _be_elastic(self, turns: Turns, member: Member, observer: runtime.Observer) -> None:
         job, track = self._job, self._loops.track
@@ -280,55 +279,11 @@ class Session:
 _open: Session | None = None
 
 
+def _now_open(session: Session) -> None:
+    global _open
+    _open = session
+
+
 def current_session() -> Session | None:
     """The session that is open in this process."""
     return _open
-
-
-def session(
-    seed: int | None = None,
-    num_ests: int | None = None,
-    rng: Rng | None = None,
-    reduction: Reduction | None = None,
-    determinism: str | None = None,
-    *,
-    threads: int | None = None,
-    device: str | None = None,
-) -> Session:
-    """Open the job that this process works for; what the launcher was told wins over the arguments.
-
-    Args:
-        seed: root of every random number, default 0. The generators are seeded with it now.
-        num_ests: number of ESTs, default the number of workers.
-        rng: "stepwise" (default) or "ddp"; see ``JobSpec``.
-        reduction: "tree" (default) or "ring".
-        determinism: "D0" or "D1" (default).
-        threads: intra-op threads, default 1; part of the job, since it changes bits.
-        device: "cpu" or "cuda", default a GPU if there is one.
-
-    Raises:
-        RefusedError: the arguments do not fit the job that was started.
-        UsageError: a session is open in this process.
-    """
-    global _open
-    if _open is not None:
-        raise UsageError("a session is open in this process already: close it with session.close() first")
-    before = ProcessState.current()
-    context = runtime.current()
-    asked = {
-        "seed": seed,
-        "num_ests": num_ests,
-        "rng": rng,
-        "reduction": reduction,
-        "determinism": determinism,
-        "threads": threads,
-    }
-    try:
-        _open = Session(open_job(context, asked, device), before, context.observer)
-    except BaseException:
-        before.restore()
-        raise
-    return _open
-
-
-__all__ = ["Session", "current_session", "session"]

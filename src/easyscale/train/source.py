@@ -33,9 +33,15 @@ class LoaderSource:
     rng: RngPolicy | None
     agree: Callable[[int], int]
 
-    def open(self, ranks: tuple[int, ...], start: int, *, is_joining: bool) -> Stream:
-        """``start`` is where the loader's own position says."""
-        return self.loader.open(ranks, self.per_turn, self.rng, self.agree, is_joining=is_joining)
+    def open(self, ranks: tuple[int, ...], start: int, *, is_checked: bool) -> Stream:
+        """Begin where the loader's own position says, which is ``start``.
+
+        Args:
+            is_checked: whether other workers are asked if they iterate over the same loader.
+        """
+        if is_checked:
+            self.loader.check_alike(self.agree)
+        return self.loader.open(ranks, self.per_turn, self.rng, self.agree)
 
     def move(self, stream: Stream, ranks: tuple[int, ...], number: int, contexts: Contexts) -> Stream:
         """The same mini-batches for other ESTs, from ``number`` on."""
@@ -73,7 +79,7 @@ class CountedSource:
     steps: int
     per_turn: int
 
-    def open(self, ranks: tuple[int, ...], start: int, *, is_joining: bool) -> Stream:
+    def open(self, ranks: tuple[int, ...], start: int, *, is_checked: bool) -> Stream:
         return Counter(self.steps * self.per_turn, start)
 
     def move(self, stream: Stream, ranks: tuple[int, ...], number: int, contexts: Contexts) -> Stream:
@@ -119,12 +125,13 @@ class Feed:
     def _open(self, start: int, is_joining: bool) -> Stream:
         mover = self._mover
         if mover is None:
-            return self._source.open(self._turns.ranks, start, is_joining=is_joining)
+            return self._source.open(self._turns.ranks, start, is_checked=True)
         while True:
             before = self._source.position(mover.contexts)
             stream = None
             try:
-                stream = self._source.open(self._turns.ranks, start, is_joining=is_joining)
+                # a worker may be lost in between, and one operation at a time can be repeated
+                stream = self._source.open(self._turns.ranks, start, is_checked=False)
                 self._note(stream)
                 if not is_joining:
                     mover.tell_contexts()

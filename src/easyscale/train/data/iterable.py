@@ -117,7 +117,7 @@ class IterableStream:
                 yield from itertools.repeat(nothing, -len(ranks) % workers)
 
     def _key(self, number: int, rank: int, owner: int, opens: bytes | None) -> Pull:
-        loader, is_told = self._loader, self._use == "data" and self._loader.has_chosen_epoch
+        loader, is_told = self._loader, self._use == "data" and self._loader.epochs.has_chosen
         return Pull(self._use, loader.number, self._course.epoch, number, rank, owner, opens, is_told)
 
     def _bytes_read(self, rank: int) -> bytes | None:
@@ -214,7 +214,7 @@ class RankIterables:
         self._before: tuple[int, dict[int, Any]] = (-1, {})
         base, num_ests = loader.base, loader.order.num_ests
         for rank in course.ranks:
-            epoch = course.epoch if loader.has_chosen_epoch else None
+            epoch = course.epoch if loader.epochs.has_chosen else None
             self._shares[rank] = Share(base.dataset, rank, num_ests, epoch, self._states.get(rank))
             self._within(rank, functools.partial(self._open, rank, is_running=is_running))
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader
 
 from easyscale.core.errors import RefusedError, UsageError
 from easyscale.core.job import JobSpec
 from easyscale.train.context.rng import RngPolicy, capture, restore
+from easyscale.train.data.epochs import EpochHost, Epochs
 from easyscale.train.data.iterable import Agree, IterableStream, RankIterables, evaluation_pulls
 from easyscale.train.data.plan import EpochPlan, LoaderOrder
 from easyscale.train.data.position import Position, load_sampler_state, sampler_state
@@ -24,16 +25,8 @@ from easyscale.train.data.view import SamplerView
 _CPU = torch.device("cpu")
 
 
-class LoaderHost(Protocol):
+class LoaderHost(EpochHost, Protocol):
     """What a loader asks of the session that prepared it, which runs the loops."""
-
-    @property
-    def epoch_in_use(self) -> int | None:
-        """The epoch of ``session.epochs``, or None where the script does not use it."""
-
-    @property
-    def num_epochs(self) -> int | None:
-        """How many of them there are."""
 
     def iterate(self, loader: ElasticLoader) -> Iterator[Any]:
         """The drop-in form: mini-batches of the local ESTs, one after another."""
@@ -61,11 +54,8 @@ class ElasticLoader:
         self.seed = spec.seed
         self._spec = spec
         self._host = host
-        self._own_epoch: int | None = None
-        self._sampler_epoch = getattr(base.sampler, "epoch", None)
-        self._iterations = 0
+        self.epochs = Epochs(base, order.sampler, host)
         self._resumed: Position | None = None
-        self._has_own_distributed = isinstance(base.sampler, DistributedSampler)
         self._running: Stream | None = None
         self._last: Stream | None = None
         self._running_epoch = 0
@@ -101,20 +91,7 @@ class ElasticLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the permutation of the next iterations, for scripts that do not use ``session.epochs``."""
-        self._own_epoch = epoch
-        self._tell_sampler(epoch)
-
-    @property
-    def has_chosen_epoch(self) -> bool:
-        """Whether the epoch's number is one that the script chose, here or with ``session.epochs``."""
-        return self._own_epoch is not None or self._host.epoch_in_use is not None
-
-    def _tell_sampler(self, epoch: int) -> None:
-        """A sampler of the script's own may choose its order by the epoch."""
-        set_epoch = getattr(self.order.sampler, "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(epoch)
-            self._sampler_epoch = getattr(self.base.sampler, "epoch", None)
+        self.epochs.choose(epoch)
 
     # -- position ----------------------------------------------------------------------------------------------
 
@@ -128,14 +105,14 @@ class ElasticLoader:
             return self._resumed.to_dict()
         running = self._running
         return Position(
-            iterations=self._iterations,
-            own_epoch=self._own_epoch,
+            iterations=self.epochs.iterations,
+            own_epoch=self.epochs.own,
             epoch=None if running is None else self._running_epoch,
             number=0 if running is None else running.progress.number,
             sampler=sampler_state(self.order.sampler) if running is None else self._sampler_before,
             order=None if running is None else self._order_of(running),
             stream={} if self._last is None else self._last.state(is_over=running is None),
-            facts=self._facts(),
+            facts=self.facts(),
         ).to_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -150,21 +127,15 @@ class ElasticLoader:
                 "load_state_dict was called while the loader is iterated over, where the position would change nothing "
                 "of what is under way: load it before the loop"
             )
-        self._resumed = Position.from_dict(state, self._facts())
-        self._own_epoch = self._resumed.own_epoch
+        self._resumed = Position.from_dict(state, self.facts())
+        self.epochs.own = self._resumed.own_epoch
 
-    def _facts(self) -> dict[str, Any]:
-        order = self.order
+    def facts(self) -> dict[str, Any]:
+        """What mini-batches depend on, in words."""
         return {
-            "num_ests": order.num_ests,
+            **self.order.facts(),
             "number in the job": self.number,
             "session seed": self.seed,
-            "length": order.num_samples,
-            "seed": order.seed,
-            "batch_size": order.batch_size,
-            "shuffle": order.is_shuffled,
-            "drop_last": [order.drop_last, order.drop_uneven],
-            "sampler": type(order.sampler).__name__,
             "rng": self._spec.rng,
             # otherwise it shows in no mini-batch
             "num_workers": self.base.num_workers if self._spec.rng == "ddp" else None,
@@ -175,11 +146,21 @@ class ElasticLoader:
         """Whether a loop over it runs."""
         return self._running is not None
 
+    def check_alike(self, agree: Agree) -> None:
+        """All workers iterate over the loader of this number; told by the least of what they say.
+
+        Raises:
+            UsageError: some of them do not.
+        """
+        if agree(self.number) != self.number or -agree(-self.number) != self.number:
+            raise UsageError(
+                f"a loader that is number {self.number} of those prepared here is another one on other workers, so its "
+                "random numbers would depend on the worker: prepare the same objects in the same order on all workers"
+            )
+
     # -- iterations --------------------------------------------------------------------------------------------
 
-    def open(
-        self, ranks: tuple[int, ...], per_turn: int, rng: RngPolicy | None, agree: Agree, *, is_joining: bool = False
-    ) -> Stream:
+    def open(self, ranks: tuple[int, ...], per_turn: int, rng: RngPolicy | None, agree: Agree) -> Stream:
         """Begin an iteration, where the position says.
 
         Args:
@@ -187,12 +168,10 @@ class ElasticLoader:
             per_turn: mini-batches in one turn.
             rng: switches to the random stream of an EST, where ESTs carry theirs (``rng="ddp"``); else None.
             agree: the least of what all workers say.
-            is_joining: the other workers are in the middle of it.
         """
-        if not is_joining:
-            self._check_unchanged(agree)
+        self.order.check_unchanged(self.base.dataset)
         position = None if self._resumed is None else self._take_up(self._resumed)
-        epoch = self._next_epoch()
+        epoch = self.epochs.next()
         before = sampler_state(self.order.sampler)
         start = 0 if position is None else position.number
         stream = self._stream(Course(epoch, ranks, start, per_turn), rng, agree, position)
@@ -223,8 +202,8 @@ class ElasticLoader:
         self.close_stream(stream)
         load_sampler_state(self.order.sampler, self._sampler_before)
         position = Position(
-            iterations=self._iterations,
-            own_epoch=self._own_epoch,
+            iterations=self.epochs.iterations,
+            own_epoch=self.epochs.own,
             epoch=epoch,
             number=number,
             sampler=self._sampler_before,
@@ -237,19 +216,6 @@ class ElasticLoader:
         if is_running:
             self._running = self._last = moved
         return moved
-
-    def _check_unchanged(self, agree: Agree) -> None:
-        if agree(self.number) != self.number or -agree(-self.number) != self.number:
-            raise UsageError(
-                f"a loader that is number {self.number} of those prepared here is another one on other workers, so its "
-                "random numbers would depend on the worker: prepare the same objects in the same order on all workers"
-            )
-        data, order = self.base.dataset, self.order
-        if not order.is_stream and isinstance(data, Sized) and len(data) != order.data_length:
-            raise UsageError(
-                f"the dataset {type(data).__name__} had {order.data_length} samples when its loader was prepared and "
-                f"has {len(data)} now: prepare a new loader for it"
-            )
 
     def _order_of(self, stream: Stream) -> str | None:
         """A hash of what the user's own sampler gave for an iteration."""
@@ -279,7 +245,7 @@ class ElasticLoader:
 
     def _take_up(self, position: Position) -> Position:
         """The position in the epoch that comes; the end of the epoch before is the begin of that."""
-        coming = self._host.epoch_in_use if self._own_epoch is None else self._own_epoch
+        coming = self.epochs.coming
         is_elsewhere = position.epoch is not None and coming not in (None, position.epoch)
         is_at_end = not self.order.is_stream and position.number == len(self)
         if is_elsewhere and not is_at_end:
@@ -289,7 +255,7 @@ class ElasticLoader:
             )
         self._resumed = None
         load_sampler_state(self.order.sampler, position.sampler)
-        self._iterations = position.iterations - (position.epoch is not None and not is_elsewhere)
+        self.epochs.iterations = position.iterations - (position.epoch is not None and not is_elsewhere)
         if not is_elsewhere:
             return position
         self.plan(position.epoch or 0)  # what was drawn from the sampler then is drawn again
@@ -300,24 +266,6 @@ class ElasticLoader:
         stream.close()
         if self._running is stream:
             self._running = None
-
-    def _next_epoch(self) -> int:
-        """The epoch number of the iteration that starts now: the one set, else the session's, else a count."""
-        count = self._iterations
-        self._iterations += 1
-        theirs = getattr(self.base.sampler, "epoch", None)
-        if theirs != self._sampler_epoch or (self._has_own_distributed and self._host.epoch_in_use is None):
-            self._own_epoch = self._sampler_epoch = theirs  # the script calls set_epoch of a sampler of its own
-        if self._own_epoch is not None:
-            return self._own_epoch
-        if self._host.epoch_in_use is None:
-            return count
-        self._tell_sampler(self._host.epoch_in_use)
-        return self._host.epoch_in_use
-
-    def is_followed(self, epoch: int) -> bool:
-        """Whether the epoch after ``epoch`` will be asked for, as far as can be told."""
-        return self._own_epoch is None and epoch + 1 < (self._host.num_epochs or 0)
 
     def plan(self, epoch: int) -> EpochPlan:
         """The mini-batches of ``epoch``; the process's generators are left as they were."""

@@ -22,7 +22,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from easyscale.core.errors import RefusedError
+from easyscale.core.errors import RefusedError, UsageError
 from easyscale.train.data.permutation import PermutationSampler
 
 Order = Any
@@ -97,6 +97,30 @@ class LoaderOrder:
             return cls(num_ests, samples, seed if own is None else own.initial_seed(), is_shuffled=True, **sizes)
         own_seed = sampler.seed if type(sampler) is PermutationSampler else seed
         return cls(num_ests, samples, own_seed, sampler=sampler, **sizes)
+
+    def facts(self) -> dict[str, Any]:
+        """What mini-batches depend on, in words; two loaders with the same facts have the same order."""
+        return {
+            "num_ests": self.num_ests,
+            "length": self.num_samples,
+            "seed": self.seed,
+            "batch_size": self.batch_size,
+            "shuffle": self.is_shuffled,
+            "drop_last": [self.drop_last, self.drop_uneven],
+            "sampler": type(self.sampler).__name__,
+        }
+
+    def check_unchanged(self, dataset: Any) -> None:
+        """An iteration begins: the dataset must be as long as it was.
+
+        Raises:
+            UsageError: it is not.
+        """
+        if not self.is_stream and isinstance(dataset, Sized) and len(dataset) != self.data_length:
+            raise UsageError(
+                f"the dataset {type(dataset).__name__} had {self.data_length} samples when its loader was prepared and "
+                f"has {len(dataset)} now: prepare a new loader for it"
+            )
 
     @property
     def num_samples_of_rank(self) -> int:

@@ -109,7 +109,7 @@ class SharedStream:
 
     def _next(self, course: Course) -> Course | None:
         loader = self._loader
-        is_foreseen = self._pool.is_lasting and loader.order.is_known and loader.is_followed(course.epoch)
+        is_foreseen = self._pool.is_lasting and loader.order.is_known and loader.epochs.is_followed(course.epoch)
         return replace(course, epoch=course.epoch + 1, start=0) if is_foreseen else None
 
     def upcoming(self, first: int, most: int) -> range:
