@@ -126,7 +126,7 @@ def test_users_clean_up_runs_when_another_worker_fails(run_script: Run) -> None:
 def test_a_worker_that_refuses_to_end_is_killed_with_all_it_started(
     run_script: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("easyscale.launch.engine.GRACE_S", 0.2)
+    monkeypatch.setattr("easyscale.launch.verdict.GRACE_S", 0.2)
     ran = run_script(
         """
         import os, signal, subprocess, sys, time

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from easyscale.core.errors import RefusedError
 from easyscale.core.job import Fault
 from easyscale.core.placement import Placement
 
@@ -34,3 +35,18 @@ class Elasticity:
     def may_move(self) -> bool:
         """Whether ESTs may be asked to move."""
         return self.min_workers < self.max_workers or bool(self.schedule)
+
+    def check(self, target: Placement, num_ests: int) -> None:
+        """Whether the job may go on with ``target``.
+
+        Raises:
+            RefusedError: it may not.
+        """
+        low, high = self.min_workers, self.max_workers
+        if target.num_ests != num_ests:
+            raise RefusedError(f"placement {target} holds {target.num_ests} ESTs but the job has {num_ests}")
+        if not low <= target.num_workers <= high:
+            raise RefusedError(
+                f"{target.num_workers} workers were asked for, but the job was started with --workers {low}:{high}: "
+                f"ask for {low} to {high}"
+            )

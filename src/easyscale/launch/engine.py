@@ -7,15 +7,12 @@ process outlives the run.
 
 from __future__ import annotations
 
-import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from signal import Signals
 from typing import Any
 
 from easyscale.core.errors import EasyScaleError, JobFailedError, RefusedError
-from easyscale.core.events import LossEvent
 from easyscale.core.messages import (
     Failed,
     Finished,
@@ -31,47 +28,24 @@ from easyscale.core.messages import (
     Output,
     Ready,
     StepReport,
-    WorkerConfig,
 )
 from easyscale.core.placement import Placement
 from easyscale.launch import failure
+from easyscale.launch.actions import Begun, GiveUp, Kill, Say, Send, Start
+from easyscale.launch.configs import Configs
 from easyscale.launch.control import Control
+from easyscale.launch.ending import Ending
 from easyscale.launch.failure import Failure
 from easyscale.launch.fleet import Fleet, rendezvous_store
 from easyscale.launch.folder import EventLog, RunFolder
-from easyscale.launch.master import Begun, GiveUp, Kill, Master, Say, Send, Start
-from easyscale.launch.rescales import RescaleLog
+from easyscale.launch.master import Master
+from easyscale.launch.reports import Reports
 from easyscale.launch.signals import StopSignals
 from easyscale.launch.spec import Listener, RunSpec
-from easyscale.launch.steps import StepMerger, to_event
+from easyscale.launch.verdict import GRACE_S, Verdict
 from easyscale.launch.worker_process import WorkerProcess
 
-GRACE_S = 5.0
-"""Between SIGTERM and SIGKILL: time for the script's ``finally`` blocks."""
-SETTLE_S = 1.0
-"""How long a lost connection waits for the news of whose end it was."""
 _TICK_S = 0.25
-_OWN_PAUSE_S = 2.0
-"""A launcher that was stopped itself for so long knows nothing of its workers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How the processes of a run ended.
-
-    Attributes:
-        signal: what stopped the launcher, if something did.
-        placements: those of all generations.
-        seconds: from the first worker's start of the script to the end of all.
-    """
-
-    finished: tuple[Finished, ...]
-    failure: Failure | None
-    signal: Signals | None
-    placements: tuple[Placement, ...]
-    has_session: bool
-    global_steps: int
-    seconds: float
 
 
 class LocalRun:
@@ -84,36 +58,31 @@ class LocalRun:
         self._spec = spec
         self._folder = folder
         self._listener = listener
-        self._event_log = event_log
-        self._store_path = ""
-        self._working_dir = str(Path.cwd())
+        self._configs = Configs(spec, str(folder.logs.absolute()), str(Path.cwd()), store_path="")
         self._fleet = Fleet()
         self._master = Master(spec.placement, spec.elasticity, "")
         self._placements = [spec.placement]
-        self._first_step = dict.fromkeys(self._master.members, 0)
-        self._failures: list[Failure] = []
-        self._steps = StepMerger(self._first_step)
-        self._rescales = RescaleLog()
+        self._reports = Reports(self._master.members, event_log, listener)
         self._has_session = False
         self._is_output_closed = False
         self._signals = StopSignals()
+        self._verdict = Verdict(self._signals)
         self._script_began: float | None = None
-        self._looked_at = time.monotonic()
-        self._verdict_at: float | None = None
-        self._kill_at: float | None = None
 
     def execute(self) -> Ending:
         """Run to the end. Never raises for what the script or a worker does."""
         with self._signals:
             try:
                 with rendezvous_store() as store_path:
-                    self._store_path = store_path
+                    self._configs = replace(self._configs, store_path=store_path)
                     self._master = Master(self._spec.placement, self._spec.elasticity, store_path)
-                    self._fleet.start(self._config(rank) for rank in self._master.members)
+                    placement = self._spec.placement
+                    self._fleet.start(self._configs.of(rank, placement) for rank in self._master.members)
                     while self._fleet.open_workers:
                         self._listen()
                         self._act()
-                        self._decide()
+                        self._fleet.kill_silent(time.monotonic(), self._spec.elasticity.hang_timeout_s)
+                        self._verdict.execute(self._fleet)
             except JobFailedError as error:
                 self._fail(Failure("died", str(error)))
             except KeyboardInterrupt:
@@ -121,30 +90,8 @@ class LocalRun:
             finally:
                 self._signals.ignore()
                 self._fleet.remove()
-                self._write_rescales(None)
+                self._reports.end()
         return self._ending()
-
-    def _config(self, worker: int, *, is_joiner: bool = False) -> WorkerConfig:
-        spec, placement = self._spec, self._master.placement
-        is_known = spec.is_num_ests_explicit or is_joiner
-        rules = spec.elasticity
-        return WorkerConfig(
-            worker_rank=worker,
-            num_workers=placement.num_workers,
-            placement=str(placement) if is_known else None,
-            store_path=self._store_path,
-            script=spec.script,
-            overrides=dict(spec.overrides),
-            is_num_ests_explicit=spec.is_num_ests_explicit,
-            watch=spec.watch,
-            log_dir=str(self._folder.logs.absolute()),
-            working_dir=self._working_dir,
-            search_path=sys.path if getattr(sys.flags, "safe_path", False) else sys.path[1:],
-            may_move=rules.may_move,
-            is_joiner=is_joiner,
-            stops=[step for step, _ in rules.schedule],
-            faults=[replace(f, claim=f"{self._store_path}-fault-{n}") for n, f in enumerate(rules.faults)],
-        )
 
     # -- listening ---------------------------------------------------------------------------------------------
 
@@ -201,9 +148,9 @@ class LocalRun:
         elif isinstance(message, Output):
             self._output(message)
         elif isinstance(message, StepReport):
-            self._tell_steps(self._steps.add(message))
+            self._count(self._reports.step(message))
         elif isinstance(message, Logged):
-            self._steps.log(message)
+            self._reports.log(message)
         elif isinstance(message, Finished):
             worker.last_words = message
             if message.num_ests:
@@ -225,7 +172,7 @@ class LocalRun:
         elif isinstance(message, Formed):
             self._master.formed(message, now)
         elif isinstance(message, Moved):
-            self._rescales.moved(message)
+            self._reports.moved(message)
         elif isinstance(message, Lost):
             self._master.lost(message, now)
         elif isinstance(message, Leaving):
@@ -250,26 +197,12 @@ class LocalRun:
             self._master.opened(num_ests)
             self._placements = [self._master.placement]
 
-    def _tell_steps(self, finished: list[StepReport]) -> None:
-        for whole in finished:
-            self._master.progressed()
-            event = to_event(whole, time.time())
-            self._event_log.write(event)
-            self._write_rescales(whole.global_step)
-            self._listener.step(event, whole.total_steps)
-
-    def _write_rescales(self, global_step: int | None) -> None:
-        done = self._rescales.rest() if global_step is None else self._rescales.step(global_step, time.time())
-        for event in done:
-            self._event_log.write(event)
-            self._listener.rescale(event)
-
     def _progress(self, worker: WorkerProcess) -> str:
         if not worker.has_started_script:
             return "before it could run the script"
-        if self._steps.last_finished is None:
+        if self._reports.last_finished is None:
             return "before all workers had reported a global step"
-        return f"the last global step that all workers had reported is {self._steps.last_finished}"
+        return f"the last global step that all workers had reported is {self._reports.last_finished}"
 
     def _ranks_of(self, worker: int) -> tuple[int, ...]:
         """Virtual ranks that a worker runs; none for one that has not joined yet."""
@@ -283,19 +216,22 @@ class LocalRun:
     def _lose(self, worker: WorkerProcess, cause: Failure, words: Failed | None = None) -> None:
         """A worker is gone: a loss that the job gets over, or the end of the run."""
         is_joiner = worker.rank not in self._master.members
-        is_over = self._kill_at is not None or self._signals.received is not None or self._verdict_at is not None
         is_error = words is not None and words.kind not in ("memory", "terminated")
-        if is_over or (is_error and not is_joiner) or not self._master.can_lose(worker.rank):
+        if self._verdict.is_pending or (is_error and not is_joiner) or not self._master.can_lose(worker.rank):
             self._fail(cause)
             return
         self._master.gone(worker.rank, cause.message, time.time(), is_joiner_error=is_error)
         self._listener.notice(f"{cause.message}; the job goes on without it")
-        self._event_log.write(LossEvent(time.time(), worker.rank, cause.message, self._master.failures))
-        self._count_steps_of(self._master.members)
+        self._reports.lost(worker.rank, cause.message, self._master.failures)
+        self._wait_for(self._master.members)
 
-    def _count_steps_of(self, members: list[int]) -> None:
+    def _wait_for(self, members: list[int]) -> None:
         there = {w.rank for w in self._fleet.workers if w.is_open or isinstance(w.last_words, Finished)}
-        self._tell_steps(self._steps.change({m: self._first_step[m] for m in members if m in there}))
+        self._count(self._reports.wait_for(m for m in members if m in there))
+
+    def _count(self, steps: int) -> None:
+        for _ in range(steps):
+            self._master.progressed()
 
     def _act(self) -> None:
         """Do what the master says."""
@@ -304,7 +240,8 @@ class LocalRun:
         while actions := self._master.actions():
             for action in actions:
                 if isinstance(action, Start):
-                    self._fleet.start([self._config(action.worker, is_joiner=True)])
+                    config = self._configs.of(action.worker, self._master.placement, is_joiner=True)
+                    self._fleet.start([config])
                 elif isinstance(action, Send):
                     self._fleet.find(action.worker).send(action.order)
                 elif isinstance(action, Kill):
@@ -317,41 +254,12 @@ class LocalRun:
                     self._begin(action, now)
 
     def _begin(self, begun: Begun, now: float) -> None:
-        border = max(message.global_step for message in begun.formed)
-        self._first_step.update(dict.fromkeys(begun.form.joiners, border))
-        self._rescales.begin(begun, now)
+        self._reports.begin(begun, now)
         self._placements.append(Placement.parse(begun.form.placement))
-        self._count_steps_of(begun.form.members)
-
-    # -- deciding ----------------------------------------------------------------------------------------------
+        self._wait_for(begun.form.members)
 
     def _fail(self, cause: Failure) -> None:
-        """Note a cause; what happens after the workers were asked to end is none."""
-        if self._kill_at is not None or self._signals.received is not None:
-            return
-        self._failures.append(cause)
-        if self._verdict_at is None or not cause.is_secondary:
-            self._verdict_at = time.monotonic() + (SETTLE_S if cause.is_secondary else 0)
-
-    def _decide(self) -> None:
-        """Ask the workers to end when there is a reason, and kill those that do not in time."""
-        now = time.monotonic()
-        self._kill_hung(now)
-        if self._kill_at is not None:
-            if now >= self._kill_at:
-                self._fleet.kill()
-        elif self._signals.received is not None or (self._verdict_at is not None and now >= self._verdict_at):
-            self._fleet.terminate()
-            self._kill_at = now + GRACE_S
-
-    def _kill_hung(self, now: float) -> None:
-        """A process that says nothing for so long is stopped or hangs: it is lost, as if it had died."""
-        paused, self._looked_at = now - self._looked_at > _OWN_PAUSE_S, now
-        for worker in self._fleet.open_workers:
-            if paused:
-                worker.heard_at = now
-            elif worker.has_started_script and now - worker.heard_at > self._spec.elasticity.hang_timeout_s:
-                worker.kill()
+        self._verdict.note(cause)
 
     # -- ending ------------------------------------------------------------------------------------------------
 
@@ -362,10 +270,10 @@ class LocalRun:
         left = [words.worker_rank for words in finished]
         return Ending(
             finished=finished,
-            failure=failure.first_cause(self._failures, left) if self._failures else None,
+            failure=self._verdict.cause(left),
             signal=None if is_complete else self._signals.received,
             placements=tuple(self._placements),
             has_session=self._has_session,
-            global_steps=self._steps.finished_steps,
+            global_steps=self._reports.finished_steps,
             seconds=0.0 if self._script_began is None else round(time.monotonic() - self._script_began, 3),
         )

@@ -18,6 +18,8 @@ from easyscale.launch.worker_process import WorkerProcess
 
 VANISH_S = 2.0
 """How long what was killed may take to be gone."""
+_OWN_PAUSE_S = 2.0
+"""A launcher that was stopped itself for so long knows nothing of its workers."""
 
 
 class Fleet:
@@ -25,6 +27,7 @@ class Fleet:
 
     def __init__(self) -> None:
         self.workers: list[WorkerProcess] = []
+        self._looked_at = time.monotonic()
 
     def start(self, configs: Iterable[WorkerConfig]) -> None:
         """Start a worker for each; those that started are there even when one does not.
@@ -65,6 +68,15 @@ class Fleet:
         """End all, and all that they started."""
         for worker in self.workers:
             worker.kill()
+
+    def kill_silent(self, now: float, timeout_s: float) -> None:
+        """A process that says nothing for so long is stopped or hangs: it is lost, as if it had died."""
+        paused, self._looked_at = now - self._looked_at > _OWN_PAUSE_S, now
+        for worker in self.open_workers:
+            if paused:
+                worker.heard_at = now
+            elif worker.has_started_script and now - worker.heard_at > timeout_s:
+                worker.kill()
 
     def remove(self) -> None:
         """Nothing of any worker is left: neither the process nor what it started."""

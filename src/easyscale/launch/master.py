@@ -8,83 +8,20 @@ then the one before is what a loss falls back to.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from easyscale.core.errors import RefusedError
 from easyscale.core.messages import Formed, Lost
-from easyscale.core.orders import Form, Go, Order
+from easyscale.core.orders import Form, Go
 from easyscale.core.placement import Placement
+from easyscale.launch.actions import Action, Begun, GiveUp, Kill, Say, Send, Start
+from easyscale.launch.budget import FailureBudget
 from easyscale.launch.elasticity import Elasticity
+from easyscale.launch.roster import Roster
 
 SETTLE_S = 0.5
 """How long a broken connection waits for the news of whose end it was."""
-_STEPS_THAT_FORGIVE = 10
 _MOST_FAILED_JOINERS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Start a worker that joins."""
-
-    worker: int
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Give a worker an order."""
-
-    worker: int
-    order: Order
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """End a worker: nobody needs it."""
-
-    worker: int
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """The job cannot go on."""
-
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Say:
-    """The user should know."""
-
-    sentence: str
-
-
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """A generation has begun."""
-
-    form: Form
-    before: Placement
-    members_before: tuple[int, ...]
-    reason: str
-    decided_at: float
-    ordered_at: float
-    formed: tuple[Formed, ...]
-
-
-Action = Start | Send | Kill | GiveUp | Say | Begun
-
-
-@dataclass(slots=True)
-class _Worker:
-    number: int
-    is_ready: bool = False
-    is_leaving: bool = False
-    is_gone: bool = False
-    has_finished: bool = False
-
-    @property
-    def is_there(self) -> bool:
-        return not self.is_gone and not self.has_finished
 
 
 class Master:
@@ -94,20 +31,15 @@ class Master:
         placement: where the job begins.
         rules: what may change.
         store_path: what names of rendezvous stores begin with.
-
-    Attributes:
-        members: workers by rank in the present generation.
-        failures: workers lost one after another, without enough steps between.
     """
 
     def __init__(self, placement: Placement, rules: Elasticity, store_path: str) -> None:
         self.placement = placement
-        self.members: list[int] = list(range(placement.num_workers))
         self.generation = 0
-        self.failures = 0
+        self._budget = FailureBudget(rules.max_failures)
         self._rules = rules
         self._store_path = store_path
-        self._workers = {number: _Worker(number) for number in self.members}
+        self._roster = Roster(range(placement.num_workers))
         self._newest = 0
         self._pending: Form | None = None
         self._expected: set[int] = set()
@@ -115,12 +47,21 @@ class Master:
         self._target = placement
         self._schedule = deque(rules.schedule)
         self._is_ending = False
-        self._steps_since_failure = 0
         self._failed_joiners = 0
         self._suspect: tuple[int, float, str] | None = None
         self._reason, self._wish = "", "replacement"
         self._decided_at = self._ordered_at = 0.0
         self._actions: list[Action] = []
+
+    @property
+    def members(self) -> list[int]:
+        """Workers by rank in the present generation."""
+        return self._roster.members
+
+    @property
+    def failures(self) -> int:
+        """Workers lost one after another, without enough steps between."""
+        return self._budget.used
 
     def actions(self) -> list[Action]:
         """What is to be done now; asked for after everything that the master is told."""
@@ -136,7 +77,7 @@ class Master:
 
     def ready(self, worker: int, now: float) -> None:
         """The script of ``worker`` has come to its first loop."""
-        self._workers[worker].is_ready = True
+        self._roster[worker].is_ready = True
         self._advance(now)
 
     def formed(self, message: Formed, now: float) -> None:
@@ -160,7 +101,7 @@ class Master:
 
     def leaving(self, worker: int, now: float) -> None:
         """Somebody has asked ``worker`` to end."""
-        self._workers[worker].is_leaving = True
+        self._roster[worker].is_leaving = True
         if worker not in self.members:
             self._actions.append(Kill(worker))
             return
@@ -168,7 +109,7 @@ class Master:
 
     def gone(self, worker: int, why: str, now: float, *, is_joiner_error: bool = False) -> None:
         """The process of ``worker`` has ended without having been asked to."""
-        was = self._workers[worker]
+        was = self._roster[worker]
         was.is_gone = True
         if was.has_finished:
             return
@@ -185,23 +126,21 @@ class Master:
 
     def left(self, worker: int) -> None:
         """``worker`` has ended as it was ordered to."""
-        self._workers[worker].is_gone = True
+        self._roster[worker].is_gone = True
 
     def finished(self, worker: int) -> None:
         """The script of ``worker`` has ended well: nothing changes any more but by a loss."""
-        self._workers[worker].has_finished = True
+        self._roster[worker].has_finished = True
         if self._is_ending:
             return
         self._is_ending = True
         if self._pending is not None and not self._pending.is_urgent:
             self._pending = None
-        self._actions += [Kill(one.number) for one in self._joiners()]
+        self._actions += [Kill(one.number) for one in self._roster.joiners()]
 
     def progressed(self) -> None:
         """All workers have finished a global step."""
-        self._steps_since_failure += 1
-        if self._steps_since_failure >= _STEPS_THAT_FORGIVE:
-            self.failures = 0
+        self._budget.progressed()
 
     def tick(self, now: float) -> None:
         """Time has passed."""
@@ -221,16 +160,8 @@ class Master:
         Raises:
             RefusedError: it is out of the job's range, or the job cannot change now.
         """
-        num_ests = self.placement.num_ests
         target = self._placed(wanted)
-        if target.num_ests != num_ests:
-            raise RefusedError(f"placement {target} holds {target.num_ests} ESTs but the job has {num_ests}")
-        low, high = self._rules.min_workers, self._rules.max_workers
-        if not low <= target.num_workers <= high:
-            raise RefusedError(
-                f"{target.num_workers} workers were asked for, but the job was started with --workers {low}:{high}: "
-                f"ask for {low} to {high}"
-            )
+        self._rules.check(target, self.placement.num_ests)
         if self._is_ending:
             raise RefusedError("the job is at its end: there is nothing left to rescale")
         self._target, self._wish = target, "scale"
@@ -244,8 +175,8 @@ class Master:
     def can_lose(self, worker: int) -> bool:
         """Whether the job goes on without ``worker``: others have the job's state, or it has nothing of it."""
         if worker not in self.members:
-            return worker in self._workers
-        others = [one for one in self._present() if one.number != worker]
+            return worker in self._roster.numbers
+        others = [one for one in self._roster.present() if one.number != worker]
         return bool(others) and all(one.is_ready for one in others)
 
     def _decide(self, now: float) -> None:
@@ -257,34 +188,21 @@ class Master:
         self._schedule.clear()
         self._target = self.placement
         low = self._rules.min_workers
-        if len(self._present()) < low:
-            self._actions.append(GiveUp(f"the job has {len(self._present())} workers and needs {low}: {why}"))
+        if len(self._roster.present()) < low:
+            self._actions.append(GiveUp(f"the job has {len(self._roster.present())} workers and needs {low}: {why}"))
         else:
-            self._actions.append(Say(f"the job stays on {len(self._present())} workers: {why}"))
+            self._actions.append(Say(f"the job stays on {len(self._roster.present())} workers: {why}"))
 
     def _count_failure(self, why: str) -> None:
-        self.failures += 1
-        self._steps_since_failure = 0
-        if self.failures > self._rules.max_failures:
-            self._actions.append(
-                GiveUp(
-                    f"{self.failures} workers were lost in a row, with fewer than {_STEPS_THAT_FORGIVE} global steps "
-                    f"between two of them (--max-failures {self._rules.max_failures}); the last: {why}"
-                )
-            )
+        sentence = self._budget.spend(why)
+        if sentence is not None:
+            self._actions.append(GiveUp(sentence))
 
     # -- changes -----------------------------------------------------------------------------------------------
 
-    def _present(self) -> list[_Worker]:
-        """Members that are there, by rank."""
-        return [self._workers[number] for number in self.members if self._workers[number].is_there]
-
-    def _joiners(self) -> list[_Worker]:
-        return [w for w in self._workers.values() if w.number not in self.members and w.is_there and not w.is_leaving]
-
     def _goal(self) -> tuple[Placement, int | None, str] | None:
         """What comes next: a placement, at which global step (None: as soon as can be), and why."""
-        present = self._present()
+        present = self._roster.present()
         staying = [one for one in present if not one.is_leaving]
         if len(staying) < len(present):
             num_workers = max(1, len(staying))
@@ -300,38 +218,33 @@ class Master:
 
     def _advance(self, now: float) -> None:
         """Do the next planned change, or start the workers that it needs."""
-        present = self._present()
+        present = self._roster.present()
         if self._is_ending or self._pending is not None or not all(one.is_ready for one in present):
             return
         goal = self._goal()
         if goal is None:
-            self._actions += [Kill(one.number) for one in self._joiners()]
+            self._actions += [Kill(one.number) for one in self._roster.joiners()]
             return
         placement, at_step, reason = goal
         self._decided_at = self._decided_at or now
         staying = [one.number for one in present if not one.is_leaving][: placement.num_workers]
         missing = placement.num_workers - len(staying)
-        joiners = self._joiners()
+        joiners = self._roster.joiners()
         for _ in range(missing - len(joiners)):
-            self._start()
+            self._actions.append(Start(self._roster.add()))
         chosen = [one.number for one in joiners if one.is_ready][:missing]
         if len(chosen) == missing:
             members = [*staying, *chosen]
             source = None if staying else present[0].number
             self._order(Form(self._next(), str(placement), members, chosen, "", False, at_step, source), reason, now)
 
-    def _start(self) -> None:
-        number = max(self._workers) + 1
-        self._workers[number] = _Worker(number)
-        self._actions.append(Start(number))
-
     def _form_urgent(self, now: float, reason: str) -> None:
         """Those that are left of the present generation meet anew, at once."""
         self._suspect = None
-        members = [one.number for one in self._present()]
+        members = [one.number for one in self._roster.present()]
         if not members:
             self._pending = None
-            if not any(one.has_finished for one in self._workers.values()):
+            if not any(one.has_finished for one in self._roster):
                 self._actions.append(GiveUp("every worker that had the job's state is gone"))
             return
         placement = self.placement
@@ -346,12 +259,12 @@ class Master:
     def _order(self, form: Form, reason: str, now: float) -> None:
         store = f"{self._store_path}-{form.generation}"
         form = replace(form, store_path=store)
-        old = {one.number for one in self._present()}
+        old = {one.number for one in self._roster.present()}
         interrupted = set() if self._pending is None else set(self._pending.members)
         self._newest, self._pending, self._formed = form.generation, form, {}
         self._expected = old | set(form.members)
         self._reason, self._ordered_at = reason, now
-        told = [n for n in sorted(self._expected | interrupted) if self._workers[n].is_there]
+        told = [n for n in sorted(self._expected | interrupted) if self._roster[n].is_there]
         self._actions += [Send(number, form) for number in told]
 
     def _begin(self, now: float) -> None:
@@ -364,8 +277,8 @@ class Master:
         if self._schedule and form.at_step == self._schedule[0][0]:
             self._target = self._placed(self._schedule.popleft()[1])
         for number in self._expected - set(form.members):
-            self._workers[number].is_leaving = True
-        self.members, self.generation = list(form.members), form.generation
+            self._roster[number].is_leaving = True
+        self._roster.members, self.generation = list(form.members), form.generation
         self.placement = Placement.parse(form.placement)
         self._actions += [Send(number, Go(form.generation)) for number in sorted(self._expected)]
         formed = tuple(self._formed.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from easyscale.core.events import RescaleEvent
 from easyscale.core.messages import Moved
-from easyscale.launch.master import Begun
+from easyscale.launch.actions import Begun
 
 
 class RescaleLog:

@@ -11,7 +11,8 @@ from typing import Any
 from easyscale.core import events
 from easyscale.core.messages import Finished
 from easyscale.launch.control import Control
-from easyscale.launch.engine import Ending, LocalRun
+from easyscale.launch.ending import Ending
+from easyscale.launch.engine import LocalRun
 from easyscale.launch.failure import Failure
 from easyscale.launch.folder import EventLog, RunFolder
 from easyscale.launch.spec import Listener, RunSpec

@@ -16,7 +16,8 @@ from easyscale.core.placement import Placement
 from easyscale.train.context.rng import Carried, RngPolicy, Seeder, Stepwise, capture, restore, seed_all
 from easyscale.train.ddp import PlainTurns
 from easyscale.train.elastic.links import Links
-from easyscale.train.elastic.member import Member, Seat
+from easyscale.train.elastic.member import Member
+from easyscale.train.elastic.standing import Seat
 from easyscale.train.reduce.channel import Channel, join_group
 from easyscale.train.reduce.staging import DeviceShelf, HostShelf, Shelf
 from easyscale.train.reduce.sync import GradientSync

@@ -12,8 +12,8 @@ from easyscale.train.data.loader import ElasticLoader
 from easyscale.train.data.streams import Stream
 from easyscale.train.ddp import PlainTurns
 from easyscale.train.elastic.contexts import Contexts
-from easyscale.train.elastic.member import RepeatError
 from easyscale.train.elastic.mover import Mover
+from easyscale.train.elastic.standing import RepeatError
 from easyscale.train.step import Counter
 from easyscale.train.turns import Turns
 

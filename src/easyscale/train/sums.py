@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from easyscale.core.errors import LostCountsError
-from easyscale.train.elastic.member import RepeatError
 from easyscale.train.elastic.mover import Mover
+from easyscale.train.elastic.standing import RepeatError
 from easyscale.train.elastic.track import Track
 from easyscale.train.process.faults import reach
 from easyscale.train.reduce.channel import Channel

@@ -16,7 +16,8 @@ from easyscale.core.placement import Placement
 from easyscale.train.context.buffers import ModuleBuffers
 from easyscale.train.context.rng import RngPolicy
 from easyscale.train.digest import fingerprint_of
-from easyscale.train.elastic.member import Member, RepeatError
+from easyscale.train.elastic.member import Member
+from easyscale.train.elastic.standing import RepeatError
 from easyscale.train.process.faults import reach
 from easyscale.train.reduce.channel import Channel
 from easyscale.train.reduce.layout import DdpOptions

@@ -23,7 +23,7 @@ from easyscale.core.orders import Order, Stop
 from easyscale.core.placement import Placement
 from easyscale.train import runtime
 from easyscale.train.elastic.mailbox import Mailbox
-from easyscale.train.elastic.member import RetiredError
+from easyscale.train.elastic.standing import RetiredError
 from easyscale.train.process import failure, faults, script
 from easyscale.train.process.channel import Channel, Termination
 from easyscale.train.process.observer import DumpTaken, LauncherObserver

@@ -7,10 +7,9 @@ left behind: either somebody has left this one, and then everyone has its result
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -22,49 +21,13 @@ from easyscale.core.placement import Placement
 from easyscale.train.checkpoint.state import JobState
 from easyscale.train.elastic import transfer
 from easyscale.train.elastic.links import Links
+from easyscale.train.elastic.standing import RepeatError, RetiredError, Seat, Standing, counts_for, exchange
 from easyscale.train.process.faults import reach
 from easyscale.train.reduce.channel import Channel
 from easyscale.train.runtime import Enrolment
 
 Result = TypeVar("Result")
 _NOTHING: Any = object()
-
-
-class RetiredError(BaseException):
-    """The job goes on without this worker: the script ends here, as if it had ended well."""
-
-
-class RepeatError(Exception):
-    """A worker was lost: what was being done with it is to be done again by those that are left."""
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """How far a worker is when a generation forms.
-
-    Attributes:
-        left: operations that it has left behind.
-        is_inside: whether it is inside the next one.
-        has_result: whether it has that one's result.
-    """
-
-    left: int
-    is_inside: bool = False
-    has_result: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """A worker's place in a generation."""
-
-    generation: int
-    placement: Placement
-    rank: int
-    channel: Channel | None
-
-    @property
-    def size(self) -> int:
-        return self.placement.num_workers
 
 
 class Member:
@@ -270,13 +233,13 @@ class Member:
             assert beside is not None
             self.received = transfer.receive(beside, size)
         channel = self._links.open(form, rank, size)
-        standings = _exchange(channel, standing)
+        standings = exchange(channel, standing)
         times["met"] = time.time()
         reach("rescale.before_state")
         self._hand_over(form, channel, rank)
         reach("rescale.after_state")
         times["restored"] = time.time()
-        counts = _counts(rank, standings)
+        counts = counts_for(rank, standings)
         self._tell(Formed(self._worker, form.generation, self._global_step, times))
         return Seat(form.generation, placement, rank, channel), counts
 
@@ -314,35 +277,6 @@ class Member:
         self._seat = None if self._seat is None else replace(self._seat, channel=None)
         self._mailbox.on_form = lambda form: None
         self._links.close()
-
-
-def _exchange(channel: Channel | None, standing: Standing | None) -> list[Standing | None]:
-    if channel is None:
-        return [standing]
-    mine = json.dumps(None if standing is None else asdict(standing)).encode()
-    given = [json.loads(text) for text in channel.call(lambda: channel.gather_bytes(mine))]
-    return [None if one is None else Standing(**one) for one in given]
-
-
-def _counts(rank: int, standings: Sequence[Standing | None]) -> bool:
-    """Whether the operation that worker ``rank`` is inside of counts. The same for all who are inside of it.
-
-    Raises:
-        JobFailedError: somebody has left an operation behind whose result another one does not have.
-    """
-    mine = standings[rank]
-    known = [one for one in standings if one is not None]
-    if mine is None or not mine.is_inside:
-        return False
-    farthest = max(one.left for one in known)
-    if mine.left == farthest:
-        return all(one.left == farthest and one.is_inside and one.has_result for one in known)
-    if mine.left == farthest - 1 and mine.has_result:
-        return True
-    raise JobFailedError(
-        f"workers that are left of the job do not agree on what was done (operation {mine.left} of {farthest}): no "
-        "result could be proved equal from here on; resume from a checkpoint"
-    )
 
 
 def _no_state() -> JobState:

@@ -10,8 +10,8 @@ import json
 from collections.abc import Iterable
 
 from easyscale.train.ddp import PlainTurns
-from easyscale.train.elastic.member import RepeatError
 from easyscale.train.elastic.mover import Mover
+from easyscale.train.elastic.standing import RepeatError
 from easyscale.train.reduce.channel import Channel
 from easyscale.train.turns import Turns
 

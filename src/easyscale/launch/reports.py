@@ -1,0 +1,83 @@
+"""What a run says while it goes on, to the event log and to the listener: steps, changes, losses. In the launcher."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from easyscale.core.events import LossEvent
+from easyscale.core.messages import Logged, Moved, StepReport
+from easyscale.launch.actions import Begun
+from easyscale.launch.folder import EventLog
+from easyscale.launch.rescales import RescaleLog
+from easyscale.launch.spec import Listener
+from easyscale.launch.steps import StepMerger, to_event
+
+
+class Reports:
+    """Joins what workers report.
+
+    Args:
+        members: numbers of the workers of the first generation.
+    """
+
+    def __init__(self, members: Iterable[int], event_log: EventLog, listener: Listener) -> None:
+        self._first_step = dict.fromkeys(members, 0)
+        self._steps = StepMerger(self._first_step)
+        self._rescales = RescaleLog()
+        self._event_log = event_log
+        self._listener = listener
+
+    @property
+    def finished_steps(self) -> int:
+        """Global steps that all workers have reported."""
+        return self._steps.finished_steps
+
+    @property
+    def last_finished(self) -> int | None:
+        """The last of them."""
+        return self._steps.last_finished
+
+    def log(self, message: Logged) -> None:
+        """A worker's scalars of a step that it may not live to report."""
+        self._steps.log(message)
+
+    def step(self, message: StepReport) -> int:
+        """A worker has finished a step; how many steps all have finished with that."""
+        return self._tell(self._steps.add(message))
+
+    def moved(self, message: Moved) -> None:
+        """A worker has gone on in a new generation."""
+        self._rescales.moved(message)
+
+    def lost(self, worker: int, why: str, failures: int) -> None:
+        """A worker is gone, and the job goes on."""
+        self._event_log.write(LossEvent(time.time(), worker, why, failures))
+
+    def begin(self, begun: Begun, now: float) -> None:
+        """A generation begins; its joiners report from its first step on."""
+        border = max(message.global_step for message in begun.formed)
+        self._first_step.update(dict.fromkeys(begun.form.joiners, border))
+        self._rescales.begin(begun, now)
+
+    def wait_for(self, workers: Iterable[int]) -> int:
+        """Steps are finished when these have reported them; how many are with that."""
+        return self._tell(self._steps.change({worker: self._first_step[worker] for worker in workers}))
+
+    def end(self) -> None:
+        """No step comes any more."""
+        self._write_rescales(None)
+
+    def _tell(self, finished: list[StepReport]) -> int:
+        for whole in finished:
+            event = to_event(whole, time.time())
+            self._event_log.write(event)
+            self._write_rescales(whole.global_step)
+            self._listener.step(event, whole.total_steps)
+        return len(finished)
+
+    def _write_rescales(self, global_step: int | None) -> None:
+        done = self._rescales.rest() if global_step is None else self._rescales.step(global_step, time.time())
+        for event in done:
+            self._event_log.write(event)
+            self._listener.rescale(event)
