@@ -133,9 +133,9 @@ class ElasticLoader:
     def facts(self) -> dict[str, Any]:
         """What mini-batches depend on, in words."""
         return {
-            **self.order.facts(),
             "number in the job": self.number,
             "session seed": self.seed,
+            **self.order.facts(),
             "rng": self._spec.rng,
             # otherwise it shows in no mini-batch
             "num_workers": self.base.num_workers if self._spec.rng == "ddp" else None,
