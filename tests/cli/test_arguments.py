@@ -91,7 +91,9 @@ sys.exit(code)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout) > 20
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0  # 0.1 s on a machine that has nothing else to do
+    assert (
+        after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
+    )  # 0.1 s on a machine that has nothing else to do
 
 
 def test_even_placements_are_the_default() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from easyscale.core import events
 from easyscale.core.events import Event, LossEvent, RescaleEvent, StepEvent
-from easyscale.core.job import Fault, ScriptSpec, WatchSpec
+from easyscale.core.job import CheckpointSpec, Fault, ScriptSpec, WatchSpec
 from easyscale.core.placement import Placement
 from easyscale.launch.elasticity import Elasticity
 from easyscale.launch.folder import RunFolder
@@ -69,6 +69,7 @@ class Jobs:
         recorder: Recorder | None = None,
         overrides: dict[str, Any] | None = None,
         script: Path = SCRIPT,
+        checkpoint: CheckpointSpec | None = None,
         **rules: Any,
     ) -> Ran:
         recorder = recorder or Recorder()
@@ -83,6 +84,7 @@ class Jobs:
             {"threads": 1, **(overrides or {})},
             WatchSpec(digests=True, by_all=True),
             elasticity,
+            checkpoint,
         )
         return Ran(run(spec, folder, recorder), recorder)
 

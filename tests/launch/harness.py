@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from easyscale.core import events
-from easyscale.core.events import Event, RescaleEvent, StepEvent
+from easyscale.core.events import CheckpointEvent, Event, RescaleEvent, ResumeEvent, StepEvent
 from easyscale.launch.run import RunResult
 
 TINY_SESSION = '''
@@ -54,6 +54,7 @@ class Recorder:
         self.totals: list[int | None] = []
         self.rescales: list[RescaleEvent] = []
         self.notices: list[str] = []
+        self.checkpoints: list[CheckpointEvent | ResumeEvent] = []
         self.on_rescale: Callable[[RescaleEvent], None] = lambda event: None
         self.on_step: Callable[[StepEvent], None] = lambda event: None
         self.on_output: Callable[[str], None] = lambda text: None
@@ -70,6 +71,9 @@ class Recorder:
     def rescale(self, event: RescaleEvent) -> None:
         self.rescales.append(event)
         self.on_rescale(event)
+
+    def checkpoint(self, event: CheckpointEvent | ResumeEvent) -> None:
+        self.checkpoints.append(event)
 
     def notice(self, sentence: str) -> None:
         self.notices.append(sentence)

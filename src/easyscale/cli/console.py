@@ -7,7 +7,7 @@ import sys
 from typing import TextIO
 
 from easyscale.cli.status import StatusLine
-from easyscale.core.events import RescaleEvent, StepEvent
+from easyscale.core.events import CheckpointEvent, RescaleEvent, ResumeEvent, StepEvent
 
 
 class RunConsole:
@@ -53,6 +53,15 @@ class RunConsole:
                 f"global step {event.global_step}: {event.before} became {event.placement} ({event.reason}, pause "
                 f"{1000 * pause:.0f} ms)"
             )
+
+    def checkpoint(self, event: CheckpointEvent | ResumeEvent) -> None:
+        if isinstance(event, ResumeEvent):
+            for note in event.notes:
+                self.notice(note)
+            if not self._is_quiet:
+                self.notice(f"goes on from {event.path}, after global step {event.global_step}")
+        elif event.reason is not None:
+            self.notice(event.reason)
 
     def notice(self, sentence: str) -> None:
         self.clear()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from easyscale.core.errors import RefusedError
-from easyscale.core.job import Fault, JobSpec, ScriptSpec
+from easyscale.core.job import CheckpointSpec, Fault, JobSpec, ScriptSpec
 from easyscale.core.placement import Placement
 
 if TYPE_CHECKING:
@@ -45,6 +45,47 @@ def job_options(command: Command) -> Command:
     ):
         command = option(command)
     return command
+
+
+def checkpoint_options(command: Command) -> Command:
+    """Where and when a run writes checkpoints."""
+    for option in reversed(
+        (
+            click.option("--checkpoint-dir", metavar="DIR", help="Write checkpoints into this folder."),
+            click.option("--checkpoint-every", type=int, metavar="STEPS", help="After so many global steps."),
+            click.option("--checkpoint-minutes", type=float, metavar="M", help="After so many minutes."),
+            click.option("--keep", type=int, metavar="N", help="Checkpoints to keep, 0 for all.  [default: 3]"),
+            click.option("--resume", is_flag=True, help="Go on from the newest checkpoint, if there is one."),
+            click.option("--allow-other-torch", is_flag=True, help="Also from one of another torch (bits may differ)."),
+            click.option(
+                "--grace",
+                type=float,
+                default=30.0,
+                show_default=True,
+                metavar="S",
+                help="Seconds for a last checkpoint when the run is asked to end.",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def checkpoint(given: dict[str, Any], owner: str) -> CheckpointSpec | None:
+    """Takes the options of ``checkpoint_options`` out of ``given``."""
+    names = ("checkpoint_dir", "checkpoint_every", "checkpoint_minutes", "keep", "resume", "allow_other_torch")
+    folder, every, minutes, keep, resume, allow = (given.pop(name) for name in names)
+    if folder is None:
+        for name, value in zip(names[1:], (every, minutes, keep, resume, allow), strict=True):
+            if value not in (None, False):
+                raise RefusedError(f"--{name.replace('_', '-')} needs a folder: give --checkpoint-dir DIR too")
+        return None
+    if (every is not None and every < 1) or (minutes is not None and minutes <= 0) or (keep is not None and keep < 0):
+        raise RefusedError(
+            "--checkpoint-every must be 1 or more, --checkpoint-minutes more than 0 and --keep 0 or more"
+        )
+    path = str(Path(folder).absolute())
+    return CheckpointSpec(path, every or 0, minutes or 0.0, 3 if keep is None else keep, resume, allow, owner)
 
 
 def script_arguments(command: Command) -> Command:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     metavar="S",
     help="Seconds after which a worker that says nothing is killed.",
 )
+@options.checkpoint_options
 @click.option("--name", metavar="NAME", help="Name of the run.  [default: from script and time]")
 @click.option("--run-dir", default="runs", show_default=True, metavar="DIR", help="Where folders of runs are kept.")
 @click.option("--quiet", is_flag=True, help="Show the script's output and errors, nothing else.")
@@ -42,13 +43,14 @@ def run_command(
     rescale: str | None,
     max_failures: int,
     hang_timeout: float,
+    grace: float,
     name: str | None,
     run_dir: str,
     quiet: bool,
     is_json: bool,
     script: str,
     args: tuple[str, ...],
-    **job: Any,
+    **more: Any,
 ) -> int:
     """Run SCRIPT with its ARGS as a job of ESTs on worker processes.
 
@@ -62,12 +64,15 @@ def run_command(
     from easyscale.launch.spec import RunSpec
 
     chosen = options.chosen_placement(ests, workers, placement)
+    checkpoint = options.checkpoint(more, name or script)
     spec = RunSpec(
         script=options.existing_script(script, args),
         placement=chosen,
         is_num_ests_explicit=ests is not None or placement is not None,
-        overrides=options.overrides_of(job, chosen.num_ests),
+        overrides=options.overrides_of(more, chosen.num_ests),
         elasticity=options.elasticity(options.range_of_workers(workers), chosen, rescale, max_failures, hang_timeout),
+        checkpoint=checkpoint,
+        grace_s=grace,
     )
     folder = RunFolder.create(Path(run_dir), name, script)
     console = RunConsole(is_quiet=quiet, is_stdout_taken=is_json)

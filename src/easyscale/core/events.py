@@ -88,6 +88,29 @@ class LossEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointEvent:
+    """A checkpoint was written, or (``path`` is None) was not, for a ``reason``; training waited for ``stalled_s``."""
+
+    t: float
+    global_step: int
+    stalled_s: float
+    written_s: float
+    num_bytes: int
+    path: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeEvent:
+    """The run goes on from a checkpoint."""
+
+    t: float
+    global_step: int
+    path: str
+    notes: list[str]
+
+
+@dataclass(frozen=True, slots=True)
 class EndEvent:
     """The last line of every run: ``state`` is "finished", "failed" or "stopped"."""
 
@@ -99,12 +122,14 @@ class EndEvent:
     digest: str | None = None
 
 
-Event = StartEvent | StepEvent | RescaleEvent | LossEvent | FailureEvent | EndEvent
+Event = StartEvent | StepEvent | RescaleEvent | LossEvent | CheckpointEvent | ResumeEvent | FailureEvent | EndEvent
 _TYPE_BY_NAME: dict[str, type[Any]] = {
     "start": StartEvent,
     "step": StepEvent,
     "rescale": RescaleEvent,
     "loss": LossEvent,
+    "checkpoint": CheckpointEvent,
+    "resume": ResumeEvent,
     "failure": FailureEvent,
     "end": EndEvent,
 }

@@ -90,6 +90,29 @@ class WatchSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointSpec:
+    """Where and when a job writes checkpoints.
+
+    Attributes:
+        folder: of all of them.
+        every_steps: after so many global steps; 0: not for that reason.
+        every_minutes: after so many minutes; 0: not for that reason.
+        keep: how many are kept; 0: all.
+        resume: go on from the newest one; without it a folder that holds some is refused.
+        allow_other_torch: go on from one that another version of torch wrote, with bits that may differ.
+        owner: what to call the job when another one wants the folder.
+    """
+
+    folder: str
+    every_steps: int = 0
+    every_minutes: float = 0.0
+    keep: int = 3
+    resume: bool = False
+    allow_other_torch: bool = False
+    owner: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Fault:
     """A worker fails on purpose at a named point (``train/process/faults.py``).
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from easyscale.core.errors import EasyScaleError
-from easyscale.core.job import Fault, ScriptSpec, WatchSpec
-from easyscale.core.orders import Form, Go, Order, Stop
+from easyscale.core.job import CheckpointSpec, Fault, ScriptSpec, WatchSpec
+from easyscale.core.orders import Form, Go, Order, Save, Stop
 
 VERSION = 1
 
@@ -34,6 +34,8 @@ class WorkerConfig:
         is_joiner: the job runs already: get its state from the others.
         stops: global steps before which the launcher will order a change.
         faults: where this worker fails, for tests and rehearsals.
+        checkpoint: where and when to write checkpoints; None: never.
+        grace_s: how long a worker whose launcher is gone may take to write one.
     """
 
     worker_rank: int
@@ -52,6 +54,8 @@ class WorkerConfig:
     is_joiner: bool = False
     stops: list[int] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
+    checkpoint: CheckpointSpec | None = None
+    grace_s: float = 30.0
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -59,11 +63,12 @@ class WorkerConfig:
     @classmethod
     def from_json(cls, text: str) -> WorkerConfig:
         body = json.loads(text)
-        script = body.pop("script")
+        script, checkpoint = body.pop("script"), body.pop("checkpoint")
         return cls(
             script=ScriptSpec(script["path"], tuple(script["args"])),
             watch=WatchSpec(**body.pop("watch")),
             faults=[Fault(**fault) for fault in body.pop("faults")],
+            checkpoint=None if checkpoint is None else CheckpointSpec(**checkpoint),
             **body,
         )
 
@@ -208,6 +213,33 @@ class Left:
     worker_rank: int
 
 
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """Worker -> launcher, at most once: the job goes on from a checkpoint, of which ``notes`` should be known."""
+
+    worker_rank: int
+    global_step: int
+    path: str
+    notes: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """Worker -> launcher: what became of a checkpoint; ``path`` is None if there is none, and ``reason`` says why.
+
+    ``stalled_s`` is how long training waited, ``is_ordered`` whether it is the one that the launcher waits for.
+    """
+
+    worker_rank: int
+    global_step: int
+    path: str | None
+    reason: str | None
+    stalled_s: float
+    written_s: float
+    num_bytes: int
+    is_ordered: bool = False
+
+
 Message = (
     Hello
     | Opened
@@ -223,10 +255,13 @@ Message = (
     | Lost
     | Leaving
     | Left
+    | Resumed
+    | Saved
 )
 _TYPES: tuple[type[Any], ...] = (
     *(Hello, Opened, StepReport, Output, Failed, Finished, Alive, Logged, Ready, Formed, Moved, Lost, Leaving, Left),
-    *(Form, Go, Stop),
+    *(Resumed, Saved),
+    *(Form, Go, Save, Stop),
 )
 _TYPE_BY_NAME = {kind.__name__: kind for kind in _TYPES}
 

@@ -41,8 +41,13 @@ class Go:
 
 
 @dataclass(frozen=True, slots=True)
+class Save:
+    """Write a checkpoint at the next border and say so: the run is about to be ended."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """The run ends: a SIGTERM from now on is the launcher's."""
 
 
-Order = Form | Go | Stop
+Order = Form | Go | Save | Stop

@@ -41,8 +41,10 @@ class Configs:
             log_dir=self.log_dir,
             working_dir=self.working_dir,
             search_path=sys.path if getattr(sys.flags, "safe_path", False) else sys.path[1:],
-            may_move=rules.may_move,
+            may_move=rules.may_move or spec.checkpoint is not None,
             is_joiner=is_joiner,
             stops=[step for step, _ in rules.schedule],
             faults=[replace(f, claim=f"{self.store_path}-fault-{n}") for n, f in enumerate(rules.faults)],
+            checkpoint=spec.checkpoint,
+            grace_s=spec.grace_s,
         )

@@ -27,6 +27,8 @@ from easyscale.core.messages import (
     Opened,
     Output,
     Ready,
+    Resumed,
+    Saved,
     StepReport,
 )
 from easyscale.core.placement import Placement
@@ -66,7 +68,7 @@ class LocalRun:
         self._has_session = False
         self._is_output_closed = False
         self._signals = StopSignals()
-        self._verdict = Verdict(self._signals)
+        self._verdict = Verdict(self._signals, spec.grace_s if spec.checkpoint is not None else 0.0)
         self._script_began: float | None = None
 
     def execute(self) -> Ending:
@@ -82,7 +84,7 @@ class LocalRun:
                         self._listen()
                         self._act()
                         self._fleet.kill_silent(time.monotonic(), self._spec.elasticity.hang_timeout_s)
-                        self._verdict.execute(self._fleet)
+                        self._verdict.execute(self._fleet, self._can_save)
             except JobFailedError as error:
                 self._fail(Failure("died", str(error)))
             except KeyboardInterrupt:
@@ -173,6 +175,13 @@ class LocalRun:
             self._master.formed(message, now)
         elif isinstance(message, Moved):
             self._reports.moved(message)
+        elif isinstance(message, Resumed):
+            self._reports.resumed(message)
+            self._master.resumed(message.global_step)
+        elif isinstance(message, Saved):
+            self._reports.saved(message)
+            if message.is_ordered:
+                self._verdict.saved()
         elif isinstance(message, Lost):
             self._master.lost(message, now)
         elif isinstance(message, Leaving):
@@ -252,6 +261,9 @@ class LocalRun:
                     self._listener.notice(action.sentence)
                 else:
                     self._begin(action, now)
+
+    def _can_save(self) -> bool:
+        return self._master.is_ready and self._reports.last_finished is not None
 
     def _begin(self, begun: Begun, now: float) -> None:
         self._reports.begin(begun, now)

@@ -13,6 +13,7 @@ from typing import Any
 
 from easyscale.core.errors import JobFailedError
 from easyscale.core.messages import WorkerConfig
+from easyscale.core.orders import Order
 from easyscale.launch.signals import StopSignals
 from easyscale.launch.worker_process import WorkerProcess
 
@@ -58,6 +59,11 @@ class Fleet:
         if signals in ready:
             signals.drain()
         return [worker for worker in workers if worker.connection in ready or worker.sentinel in ready]
+
+    def order(self, order: Order) -> None:
+        """Give the same order to all."""
+        for worker in self.open_workers:
+            worker.send(order)
 
     def terminate(self) -> None:
         """Ask all to end."""

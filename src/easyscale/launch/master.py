@@ -59,6 +59,11 @@ class Master:
         return self._roster.members
 
     @property
+    def is_ready(self) -> bool:
+        """Whether the scripts of all workers have come to their first loop."""
+        return all(one.is_ready for one in self._roster.present())
+
+    @property
     def failures(self) -> int:
         """Workers lost one after another, without enough steps between."""
         return self._budget.used
@@ -74,6 +79,11 @@ class Master:
         """The script says how many ESTs there are; told before anything changed."""
         if self.generation == 0 and num_ests != self.placement.num_ests:
             self.placement = self._target = Placement.even(num_ests, self.placement.num_workers)
+
+    def resumed(self, global_step: int) -> None:
+        """The job goes on from a checkpoint of this step: changes planned for earlier ones are made now, in one."""
+        while self._schedule and self._schedule[0][0] <= global_step:
+            self._target = self._placed(self._schedule.popleft()[1])
 
     def ready(self, worker: int, now: float) -> None:
         """The script of ``worker`` has come to its first loop."""

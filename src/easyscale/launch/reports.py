@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from easyscale.core.events import LossEvent
-from easyscale.core.messages import Logged, Moved, StepReport
+from easyscale.core.events import CheckpointEvent, LossEvent, ResumeEvent
+from easyscale.core.messages import Logged, Moved, Resumed, Saved, StepReport
 from easyscale.launch.actions import Begun
 from easyscale.launch.folder import EventLog
 from easyscale.launch.rescales import RescaleLog
@@ -53,6 +53,25 @@ class Reports:
     def lost(self, worker: int, why: str, failures: int) -> None:
         """A worker is gone, and the job goes on."""
         self._event_log.write(LossEvent(time.time(), worker, why, failures))
+
+    def resumed(self, message: Resumed) -> None:
+        """A worker goes on from a checkpoint, as all do."""
+        is_first = not any(self._first_step.values())
+        self._first_step[message.worker_rank] = message.global_step
+        self.wait_for(self._first_step)
+        if is_first:
+            event = ResumeEvent(time.time(), message.global_step, message.path, message.notes)
+            self._event_log.write(event)
+            self._listener.checkpoint(event)
+
+    def saved(self, message: Saved) -> None:
+        """A checkpoint was written, or was not."""
+        times = (message.stalled_s, message.written_s)
+        event = CheckpointEvent(
+            time.time(), message.global_step, *times, message.num_bytes, message.path, message.reason
+        )
+        self._event_log.write(event)
+        self._listener.checkpoint(event)
 
     def begin(self, begun: Begun, now: float) -> None:
         """A generation begins; its joiners report from its first step on."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from easyscale.core.events import RescaleEvent, StepEvent
-from easyscale.core.job import ScriptSpec, WatchSpec
+from easyscale.core.events import CheckpointEvent, RescaleEvent, ResumeEvent, StepEvent
+from easyscale.core.job import CheckpointSpec, ScriptSpec, WatchSpec
 from easyscale.core.placement import Placement
 from easyscale.launch.elasticity import Elasticity
 
@@ -21,6 +21,8 @@ class RunSpec:
         is_num_ests_explicit: whether the user said it; if not, the script's own ``num_ests`` counts.
         overrides: fields of ``JobSpec`` that win over the script's.
         elasticity: what may change while it runs.
+        checkpoint: where and when it writes checkpoints; None: never.
+        grace_s: how long a run that is asked to end may take to write one.
     """
 
     script: ScriptSpec
@@ -29,6 +31,8 @@ class RunSpec:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     watch: WatchSpec = field(default_factory=WatchSpec)
     elasticity: Elasticity = field(default_factory=Elasticity)
+    checkpoint: CheckpointSpec | None = None
+    grace_s: float = 30.0
 
 
 class Listener(Protocol):
@@ -42,6 +46,9 @@ class Listener(Protocol):
 
     def rescale(self, event: RescaleEvent) -> None:
         """The job has changed its workers."""
+
+    def checkpoint(self, event: CheckpointEvent | ResumeEvent) -> None:
+        """A checkpoint was written, or was not, or the run goes on from one."""
 
     def notice(self, sentence: str) -> None:
         """Something the user should know; the run goes on."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+from easyscale.core.orders import Save
 from easyscale.launch.failure import Failure, first_cause
 from easyscale.launch.fleet import Fleet
 from easyscale.launch.signals import StopSignals
@@ -20,10 +21,14 @@ class Verdict:
 
     Args:
         signals: what the launcher itself was sent.
+        grace_s: how long a last checkpoint may take.
     """
 
-    def __init__(self, signals: StopSignals) -> None:
+    def __init__(self, signals: StopSignals, grace_s: float) -> None:
         self._signals = signals
+        self._grace_s = grace_s
+        self._save_until: float | None = None
+        self._is_saved = False
         self._causes: list[Failure] = []
         self._due_at: float | None = None
         self._kill_at: float | None = None
@@ -41,15 +46,36 @@ class Verdict:
         if self._due_at is None or not cause.is_secondary:
             self._due_at = time.monotonic() + (SETTLE_S if cause.is_secondary else 0)
 
-    def execute(self, fleet: Fleet) -> None:
-        """Ask the workers to end when there is a reason, and kill those that do not in time."""
+    def saved(self) -> None:
+        """The checkpoint that was asked for is written, or will not be."""
+        self._is_saved = True
+
+    def execute(self, fleet: Fleet, can_save: Callable[[], bool]) -> None:
+        """Ask the workers to end when there is a reason, and kill those that do not in time.
+
+        Args:
+            can_save: whether there is something that a checkpoint could keep.
+        """
         now = time.monotonic()
         if self._kill_at is not None:
             if now >= self._kill_at:
                 fleet.kill()
-        elif self._signals.received is not None or (self._due_at is not None and now >= self._due_at):
-            fleet.terminate()
-            self._kill_at = now + GRACE_S
+        elif (self._due_at is not None and now >= self._due_at) or (
+            self._signals.received is not None and self._is_done_saving(fleet, now, can_save)
+        ):
+            self._end(fleet, now)
+
+    def _end(self, fleet: Fleet, now: float) -> None:
+        fleet.terminate()
+        self._kill_at = now + GRACE_S
+
+    def _is_done_saving(self, fleet: Fleet, now: float, can_save: Callable[[], bool]) -> bool:
+        """A run that was sent a signal first writes a checkpoint, where it has a place for some."""
+        if self._save_until is None:
+            self._save_until = now + (self._grace_s if can_save() else 0.0)
+            if self._save_until > now:
+                fleet.order(Save())
+        return self._is_saved or now >= self._save_until
 
     def cause(self, finished: Iterable[int]) -> Failure | None:
         """The first of all causes, if there is one.

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from easyscale.core.errors import RefusedError
 from easyscale.core.job import JobSpec
 from easyscale.core.placement import Placement
+from easyscale.train.checkpoint.state import JobFacts, JobState, device_kind
 from easyscale.train.context.rng import Carried, RngPolicy, Seeder, Stepwise, capture, restore, seed_all
 from easyscale.train.ddp import PlainTurns
 from easyscale.train.elastic.links import Links
@@ -21,7 +22,7 @@ from easyscale.train.elastic.standing import Seat
 from easyscale.train.reduce.channel import Channel, join_group
 from easyscale.train.reduce.staging import DeviceShelf, HostShelf, Shelf
 from easyscale.train.reduce.sync import GradientSync
-from easyscale.train.runtime import WorkerContext
+from easyscale.train.runtime import Enrolment, WorkerContext
 from easyscale.train.settings import Settings, allow_deterministic_cublas
 from easyscale.train.turns import Turns
 
@@ -80,13 +81,26 @@ def open_job(context: WorkerContext, asked: Mapping[str, Any], device: str | Non
     member = None
     if enrolment is not None:
         seat = None if is_joiner else Seat(0, placement, worker, channel)
-        member = Member(enrolment, Links(chosen, spec.threads, channel, 0), seat)
+        begin = None if is_joiner else _begin(enrolment, spec, chosen, channel)
+        member = Member(enrolment, Links(chosen, spec.threads, channel, 0), seat, begin)
     shelf: Shelf = HostShelf(chosen) if spec.stage == "host" else DeviceShelf()
     sync = GradientSync(placement, worker, spec.reduction, channel, shelf, member)
     # where ESTs may come from elsewhere, all of their streams are begun here too
     carried = placement.ranks_by_worker[worker] if member is None else tuple(range(num_ests))
     turns = Turns(placement, worker, _rng(spec, carried, chosen), sync, channel, member)
     return Job(spec, placement, worker, chosen, channel, turns, member, context.may_move)
+
+
+def _begin(enrolment: Enrolment, spec: JobSpec, device: torch.device, channel: Channel | None) -> JobState | None:
+    """The state that the job begins from, if that is not its start; the same on all workers."""
+    if enrolment.saver is None:
+        return None
+    found = enrolment.saver.resume(JobFacts.of(spec, device_kind(device)))
+    name = "none" if found is None else f"{found.path.name} of step {found.state.global_step}"
+    names = [name] if channel is None else channel.call(lambda: channel.gather_bytes(name.encode()))
+    if len(set(names)) > 1:
+        raise RefusedError(f"workers found different checkpoints ({names}): let no other job write into the folder")
+    return None if found is None else found.state
 
 
 def _placement(context: WorkerContext, num_ests: int) -> Placement:

@@ -279,7 +279,7 @@ class Loops:
         if self._mover is None or self._is_over:
             return
         if self.track.depth == (number is not None):
-            self._mover.border(self.running_step, number)
+            self._mover.border(self.running_step, number, is_last=self.running_step == self._total)
         else:
             self._mover.repair()
 
@@ -291,3 +291,5 @@ class Loops:
 
     def close(self) -> None:
         self._evaluation.is_closed = True
+        if self._mover is not None:
+            self._mover.close()

@@ -15,6 +15,7 @@ from easyscale.core.job import WatchSpec
 from easyscale.core.messages import Message
 from easyscale.core.placement import Placement
 from easyscale.train.elastic.mailbox import Mailbox
+from easyscale.train.elastic.saver import Saver
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class Enrolment:
         is_joiner: the job runs already.
         stops: global steps before which the launcher orders a change.
         on_place: told the virtual ranks of this worker when they change.
+        saver: writes and reads checkpoints; None where there are none.
     """
 
     worker: int
@@ -77,6 +79,7 @@ class Enrolment:
     is_joiner: bool
     stops: tuple[int, ...]
     on_place: Callable[[tuple[int, ...]], None]
+    saver: Saver | None = None
 
 
 @dataclass(frozen=True, slots=True)

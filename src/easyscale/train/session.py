@@ -16,6 +16,7 @@ from easyscale.train import runtime
 from easyscale.train.elastic.contexts import Contexts
 from easyscale.train.elastic.member import Member
 from easyscale.train.elastic.mover import Mover
+from easyscale.train.elastic.saver import ask_for_checkpoint
 from easyscale.train.elastic.state import StateKeeper
 from easyscale.train.job import Job, ProcessState
 from easyscale.train.loops import Loops
@@ -231,6 +232,14 @@ class Session:
         if self.is_in_turn:
             raise UsageError("session.sum was called inside an EST's turn, where others have not run: call it outside")
         return self._loops.total(value, self.num_ests)
+
+    def save_checkpoint(self) -> None:
+        """Write a checkpoint at the end of the global step that runs, or of the next one.
+
+        Raises:
+            RefusedError: the job was started without ``--checkpoint-dir``.
+        """
+        ask_for_checkpoint(None if self._job.member is None else self._job.member.saver)
 
     def state(self) -> dict[str, Any]:
         """Every parameter, buffer and optimizer value of the job by name, as it is now (not copied)."""

@@ -14,15 +14,17 @@ import os
 import shutil
 import signal
 import sys
+import time
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from easyscale.core.messages import Alive, Failed, Finished, Hello, Leaving, Left, Message, Ready, WorkerConfig
-from easyscale.core.orders import Order, Stop
+from easyscale.core.orders import Order, Save, Stop
 from easyscale.core.placement import Placement
 from easyscale.train import runtime
 from easyscale.train.elastic.mailbox import Mailbox
+from easyscale.train.elastic.saver import Saver
 from easyscale.train.elastic.standing import RetiredError
 from easyscale.train.process import failure, faults, script
 from easyscale.train.process.channel import Channel, Termination
@@ -31,6 +33,7 @@ from easyscale.train.process.output import OutputRouter
 
 _LAUNCHER_END_S = 1.0
 """Between the end of a dying launcher's connection and its own."""
+_OTHERS_END_S = 1.0
 
 
 def main(config_json: str, connection: Connection) -> None:
@@ -39,14 +42,18 @@ def main(config_json: str, connection: Connection) -> None:
     _separate(config)
     termination, mailbox = Termination(), Mailbox()
     channel = Channel(connection, termination)
+    saver = None if config.checkpoint is None else Saver(config.checkpoint, config.worker_rank, channel.send)
 
     def take(order: Order) -> None:
         if isinstance(order, Stop):
             termination.stop()
+        elif isinstance(order, Save):
+            if saver is not None:
+                saver.order()
         else:
             mailbox.put(order)
 
-    channel.watch(take, Alive(config.worker_rank), lambda: _end_with_launcher(config))
+    channel.watch(take, Alive(config.worker_rank), lambda: _end_with_launcher(config, saver))
     faults.arm(config.faults, config.worker_rank)
     placement = Placement.parse(config.placement) if config.placement is not None else None
     is_main = not config.is_joiner and config.worker_rank == (placement.worker_of(0) if placement else 0)
@@ -63,7 +70,7 @@ def main(config_json: str, connection: Connection) -> None:
     enrolment = None
     if config.is_elastic:
         enrolment = runtime.Enrolment(
-            config.worker_rank, mailbox, tell, config.is_joiner, tuple(config.stops), observer.place
+            config.worker_rank, mailbox, tell, config.is_joiner, tuple(config.stops), observer.place, saver
         )
     runtime.install(_context(config, placement, observer, enrolment))
     channel.send(Hello(config.worker_rank, os.getpid()))
@@ -89,11 +96,16 @@ def _separate(config: WorkerConfig) -> None:
     multiprocessing.set_start_method(None, force=True)
 
 
-def _end_with_launcher(config: WorkerConfig) -> None:
-    """The connection is cut: if the launcher is gone and cannot clean up, leave nothing of the run."""
+def _end_with_launcher(config: WorkerConfig, saver: Saver | None) -> None:
+    """The connection is cut: if the launcher is gone and cannot clean up, leave nothing of the run but a checkpoint."""
     launcher = multiprocessing.parent_process()
     assert launcher is not None
     launcher.join(_LAUNCHER_END_S)
+    if saver is not None and saver.has_begun:
+        saver.order()
+        saver.stopped.wait(config.grace_s)
+        if not saver.is_writer:  # the one that writes may need this one to come to its border
+            time.sleep(_OTHERS_END_S)
     if not launcher.is_alive():
         for folder in (Path(config.store_path).parent, multiprocessing.util.get_temp_dir()):
             shutil.rmtree(folder, ignore_errors=True)

@@ -13,6 +13,11 @@ from torch import Tensor
 from easyscale.core.job import JobSpec
 
 
+def device_kind(device: torch.device) -> str:
+    """What a device is called where it decides bits: "cpu", or a GPU's name."""
+    return "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
+
+
 @dataclass(frozen=True, slots=True)
 class JobFacts:
     """What must be the same for a job to go on with equal bits. The first six are those of ``JobSpec``.

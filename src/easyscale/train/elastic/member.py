@@ -37,17 +37,19 @@ class Member:
         enrolment: who this worker is for the launcher.
         links: makes channels to the workers of a generation.
         seat: where this worker begins; None for a joiner.
+        received: the state that the job begins from, if that is not its start.
 
     Attributes:
         left: operations that this worker has left behind.
-        received: the job's state as a joiner was given it.
+        received: the job's state as a joiner was given it, or as it was read from a checkpoint.
+        saver: writes checkpoints; None where there are none.
         is_behind: whether this worker's script has not come yet to where the job is.
         capture: gives the job's state at a border.
         check: refuses a planned change that something in the job cannot follow.
         on_place: to be told the virtual ranks of this worker when they change.
     """
 
-    def __init__(self, enrolment: Enrolment, links: Links, seat: Seat | None) -> None:
+    def __init__(self, enrolment: Enrolment, links: Links, seat: Seat | None, received: JobState | None = None) -> None:
         self._worker = enrolment.worker
         self._mailbox = enrolment.mailbox
         self._tell = enrolment.tell
@@ -60,8 +62,9 @@ class Member:
         self._is_agreed = False
         self._global_step = 0
         self.left = 0
-        self.is_behind = seat is None
-        self.received: JobState | None = None
+        self.is_behind = seat is None or received is not None
+        self.received = received
+        self.saver = enrolment.saver
         self.capture: Callable[[], JobState] = _no_state
         self.check: Callable[[], None] = lambda: None
         self._mailbox.on_form = self._interrupt
@@ -145,12 +148,16 @@ class Member:
     # -- borders -----------------------------------------------------------------------------------------------
 
     def arrive(self) -> bool:
-        """The script has come to its first loop: a joiner waits here until it is let in. Whether it was just now."""
-        if not self._is_ready:
-            self._is_ready = True
+        """The script has come to its first loop: a joiner waits here until it is let in.
+
+        Returns:
+            Whether there is a state now that the script must come to.
+        """
+        is_first, self._is_ready = not self._is_ready, True
+        if is_first:
             self._tell(Ready(self._worker))
         if self._seat is not None:
-            return False
+            return is_first and self.received is not None
         reach("joiner.ready")
         self._enter(None, None, is_urgent=False)
         return True

@@ -48,7 +48,8 @@ class Mover:
         self._track = track
         self._prepared = prepared
         self._on_place = on_place
-        self.generation = -1 if member.is_joiner else member.seat.generation
+        self.saver = member.saver
+        self.generation = -1 if member.is_behind else member.seat.generation
 
     @property
     def num_ests(self) -> int:
@@ -89,14 +90,21 @@ class Mover:
         self.contexts.resume(self._prepared.loaders)
         self._on_place(self._turns.ranks)
 
-    def border(self, global_step: int, number: int | None) -> None:
-        """Between two global steps, ``number`` mini-batches into the training loop that runs."""
+    def border(self, global_step: int, number: int | None, *, is_last: bool = False) -> None:
+        """Between two global steps, ``number`` mini-batches into the training loop that runs.
+
+        Args:
+            is_last: no other step will follow.
+        """
         if self.channel is None:
             self.contexts.look()
         self._member.check = self.contexts.check
         self._member.capture = lambda: self._keeper.capture(global_step, self._member.left, number)
         self._member.border(global_step)
         self.settle()
+        if self.saver is not None:
+            is_writer = self._member.seat.rank == 0
+            self.saver.border(global_step, self._member.capture, is_writer=is_writer, is_last=is_last)
 
     def repair(self) -> None:
         """Where no joiner could find the job: only replace what broke."""
@@ -123,4 +131,5 @@ class Mover:
 
     def close(self) -> None:
         """The script has ended."""
-        self._member.close()
+        if self.saver is not None:
+            self.saver.close()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from easyscale.core.errors import RefusedError
 from easyscale.core.job import JobSpec
-from easyscale.train.checkpoint.state import JobFacts, JobState
+from easyscale.train.checkpoint.state import JobFacts, JobState, device_kind
 from easyscale.train.context.rng import RngState, capture, restore
 from easyscale.train.elastic.contexts import Contexts, plain, rich
 from easyscale.train.elastic.track import Journal, ScriptPosition, Track
@@ -76,8 +76,7 @@ class StateKeeper:
             "layouts": layouts,
             "has_gradients": self._turns.sync.has_gradients,
         }
-        kind = "cpu" if self._device.type == "cpu" else torch.cuda.get_device_name(self._device)
-        return JobState(JobFacts.of(self._spec, kind, layouts), global_step, tensors, meta)
+        return JobState(JobFacts.of(self._spec, device_kind(self._device), layouts), global_step, tensors, meta)
 
     def position(self, state: JobState) -> tuple[ScriptPosition, Journal]:
         """Where the job of ``state`` is."""
