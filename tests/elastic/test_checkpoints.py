@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +16,8 @@ import pytest
 
 from easyscale.core.events import CheckpointEvent, ResumeEvent, StepEvent
 from easyscale.core.job import CheckpointSpec, Fault
-from elastic.conftest import Jobs, Ran
-from launch.harness import Recorder
+from elastic.conftest import SCRIPT, Jobs, Ran
+from launch.harness import Recorder, leftovers
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -36,6 +41,13 @@ def assert_continued(first: Ran, second: Ran, whole: Ran) -> None:
         assert step.digest == digests[step.global_step], step.global_step
     assert second.result.digest == whole.result.digest
     assert second.recorder.text["stdout"] == whole.recorder.text["stdout"]
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def stopping_at(step: int) -> Recorder:
@@ -154,3 +166,63 @@ def test_the_writer_may_leave_and_the_next_one_goes_on_writing(jobs: Jobs, tmp_p
     )
     assert saved(ran)[-1] == len(ran.steps)
     assert len(list((tmp_path / "checkpoints").glob("step*"))) <= 2
+
+
+@pytest.mark.slow
+def test_a_job_whose_launcher_is_gone_ends_with_a_checkpoint(jobs: Jobs, tmp_path: Path) -> None:
+    arguments = ("cnn", "--sleep", "0.1")
+    whole = jobs.reference(*arguments)
+    line = [sys.executable, "-m", "easyscale", "run", "--placement", "0,1|2,3", "--name", "orphaned"]
+    line += ["--checkpoint-dir", str(tmp_path / "checkpoints"), str(SCRIPT), *arguments]
+    events_path = tmp_path / "runs" / "orphaned" / "events.jsonl"
+    with subprocess.Popen(line, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as launcher:
+        wait_until(lambda: events_path.exists() and b'"step"' in events_path.read_bytes())
+        launcher.kill()
+    wait_until(lambda: not leftovers(tmp_path))
+    second = jobs.run(*arguments, placement="0,1,2,3", checkpoint=spec(tmp_path, resume=True))
+    assert second.recorder.checkpoints, "nothing was saved"
+    assert second.steps[0].global_step >= 1
+    digests = {step.global_step: step.digest for step in whole.steps}
+    assert all(step.digest == digests[step.global_step] for step in second.steps)
+    assert second.result.digest == whole.result.digest
+
+
+SAVING = """
+import easyscale, torch
+session = easyscale.session(num_ests=2, seed=1)
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.Adam(model.parameters())
+model, optimizer = session.prepare(model, optimizer)
+for step in session.steps(6):
+    for rank in step:
+        model(torch.full((2, 3), rank + 1.0)).sum().backward()
+    optimizer.step()
+    if step.global_step == 3:
+        session.save_checkpoint()
+"""
+
+
+def test_the_script_may_ask_for_a_checkpoint(jobs: Jobs, tmp_path: Path) -> None:
+    script = tmp_path / "saving.py"
+    script.write_text(SAVING)
+    ran = jobs.run(script=script, placement="0|1", checkpoint=spec(tmp_path))
+    assert ran.result.state == "finished", ran.result.failure
+    assert saved(ran) == [4, 6]
+    refused = jobs.run(script=script, placement="0|1")
+    assert refused.result.exit_code == 2
+    assert "--checkpoint-dir DIR" in (refused.result.error or "")
+
+
+def test_training_goes_on_loudly_where_nothing_can_be_written(jobs: Jobs, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    recorder = Recorder()
+
+    def spoil(event: StepEvent) -> None:
+        if event.global_step == 2 and folder.is_dir():
+            shutil.rmtree(folder)
+            folder.write_text("in the way")
+
+    recorder.on_step = spoil
+    ran = jobs.check("cnn", "--sleep", 0.02, placement="0,1|2,3", checkpoint=spec(tmp_path, 1), recorder=recorder)
+    reasons = [event.reason for event in ran.recorder.checkpoints if isinstance(event, CheckpointEvent)]
+    assert any(reason and "training goes on" in reason for reason in reasons), reasons
