@@ -14,7 +14,7 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
-from easyscale.core.errors import EasyScaleError, JobFailedError, RefusedError
+from easyscale.core.errors import EasyScaleError, JobFailedError
 from easyscale.core.events import LossEvent
 from easyscale.core.messages import (
     Failed,
@@ -35,6 +35,7 @@ from easyscale.core.messages import (
 )
 from easyscale.core.placement import Placement
 from easyscale.launch import failure
+from easyscale.launch.answers import answer
 from easyscale.launch.control import Control
 from easyscale.launch.failure import Failure
 from easyscale.launch.fleet import Fleet, rendezvous_store
@@ -160,13 +161,10 @@ class LocalRun:
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """What another command asks for."""
-        if request["ask"] != "scale":
-            raise RefusedError(f"{request['ask']!r} is nothing that this version can be asked for")
-        wanted = request.get("workers") or Placement.parse(request["placement"])
-        before = self._master.placement
-        target = self._master.scale(wanted, time.time())
-        self._listener.notice(f"asked to go on with placement {target}")
-        return {"from": str(before), "to": str(target)}
+        reply = answer(request, self._master, knows_ests=self._spec.is_num_ests_explicit or self._has_session)
+        if "to" in reply:
+            self._listener.notice(f"asked to go on with placement {reply['to']}")
+        return reply
 
     def _take(self, worker: WorkerProcess) -> None:
         try:
@@ -208,7 +206,7 @@ class LocalRun:
             worker.last_words = message
             if message.num_ests:
                 self._open(message.num_ests)
-            self._master.finished(worker.rank)
+            self._master.finished(worker.rank, time.time())
         elif isinstance(message, Left):
             worker.last_words = message
             self._master.left(worker.rank)
@@ -252,8 +250,9 @@ class LocalRun:
 
     def _tell_steps(self, finished: list[StepReport]) -> None:
         for whole in finished:
-            self._master.progressed()
-            event = to_event(whole, time.time())
+            now = time.time()
+            self._master.progressed(whole.global_step, now)
+            event = to_event(whole, now)
             self._event_log.write(event)
             self._write_rescales(whole.global_step)
             self._listener.step(event, whole.total_steps)

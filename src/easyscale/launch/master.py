@@ -60,14 +60,21 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A generation has begun."""
+    """A generation has begun.
+
+    Attributes:
+        decided_at: when it was wished for, or a worker was lost.
+        started_at: when the job began to wait for new workers; without any the same as ``staffed_at``.
+        staffed_at: when all that it needs were there.
+    """
 
     form: Form
     before: Placement
     members_before: tuple[int, ...]
     reason: str
     decided_at: float
-    ordered_at: float
+    started_at: float
+    staffed_at: float
     formed: tuple[Formed, ...]
 
 
@@ -119,7 +126,8 @@ class Master:
         self._failed_joiners = 0
         self._suspect: tuple[int, float, str] | None = None
         self._reason, self._wish = "", "replacement"
-        self._decided_at = self._ordered_at = 0.0
+        self._decided_at = self._started_at = self._staffed_at = 0.0
+        self._reached = 0
         self._actions: list[Action] = []
 
     def actions(self) -> list[Action]:
@@ -152,8 +160,8 @@ class Master:
         if message.generation not in (self.generation, self._newest):
             return
         if message.is_refused:
-            self._drop_wishes(message.reason)
             self._form_urgent(now, "a change was refused")
+            self._drop_wishes(message.reason)
             return
         if self._suspect is None:
             self._suspect = (self._newest, now + SETTLE_S, message.reason)
@@ -161,8 +169,9 @@ class Master:
     def leaving(self, worker: int, now: float) -> None:
         """Somebody has asked ``worker`` to end."""
         self._workers[worker].is_leaving = True
-        if worker not in self.members:
-            self._actions.append(Kill(worker))
+        if worker not in self.members and (self._pending is None or worker not in self._pending.members):
+            self._dismiss(worker)
+            self._advance(now)
             return
         self._decide(now)
 
@@ -174,34 +183,38 @@ class Master:
             return
         self._count_failure(why)
         is_member = worker in self.members
-        if not is_member and is_joiner_error:
-            self._failed_joiners += 1
-            if self._failed_joiners >= _MOST_FAILED_JOINERS:
-                self._drop_wishes(f"new workers fail ({why})")
+        self._failed_joiners += not is_member and is_joiner_error
         if is_member or (self._pending is not None and worker in self._pending.members):
             self._form_urgent(now, "loss" if is_member else "loss of a joiner")
-        else:
-            self._advance(now)
+        if self._failed_joiners >= _MOST_FAILED_JOINERS:
+            self._failed_joiners = 0
+            self._drop_wishes(f"new workers fail ({why})")
+        self._advance(now)
 
     def left(self, worker: int) -> None:
         """``worker`` has ended as it was ordered to."""
         self._workers[worker].is_gone = True
 
-    def finished(self, worker: int) -> None:
+    def finished(self, worker: int, now: float) -> None:
         """The script of ``worker`` has ended well: nothing changes any more but by a loss."""
         self._workers[worker].has_finished = True
+        if self._pending is not None and self._pending.is_urgent and worker in self._expected:
+            self._form_urgent(now, self._reason)  # the others would wait for it for ever
         if self._is_ending:
             return
         self._is_ending = True
         if self._pending is not None and not self._pending.is_urgent:
             self._pending = None
-        self._actions += [Kill(one.number) for one in self._joiners()]
+        self._dismiss_joiners()
 
-    def progressed(self) -> None:
-        """All workers have finished a global step."""
+    def progressed(self, global_step: int, now: float) -> None:
+        """All workers have finished ``global_step``."""
+        self._reached = global_step + 1
         self._steps_since_failure += 1
         if self._steps_since_failure >= _STEPS_THAT_FORGIVE:
             self.failures = 0
+        if self._schedule:
+            self._advance(now)
 
     def tick(self, now: float) -> None:
         """Time has passed."""
@@ -241,6 +254,11 @@ class Master:
     def _placed(self, wanted: Placement | int) -> Placement:
         return Placement.even(self.placement.num_ests, wanted) if isinstance(wanted, int) else wanted
 
+    @property
+    def wanted(self) -> Placement:
+        """Where the job goes as soon as it can."""
+        return self._target
+
     def can_lose(self, worker: int) -> bool:
         """Whether the job goes on without ``worker``: others have the job's state, or it has nothing of it."""
         if worker not in self.members:
@@ -250,7 +268,7 @@ class Master:
 
     def _decide(self, now: float) -> None:
         if self._pending is None:
-            self._decided_at = now
+            self._decided_at, self._started_at, self._staffed_at = now, 0.0, 0.0
         self._advance(now)
 
     def _drop_wishes(self, why: str) -> None:
@@ -301,11 +319,11 @@ class Master:
     def _advance(self, now: float) -> None:
         """Do the next planned change, or start the workers that it needs."""
         present = self._present()
-        if self._is_ending or self._pending is not None or not all(one.is_ready for one in present):
+        if not present or self._is_ending or self._pending is not None or not all(one.is_ready for one in present):
             return
         goal = self._goal()
         if goal is None:
-            self._actions += [Kill(one.number) for one in self._joiners()]
+            self._dismiss_joiners()
             return
         placement, at_step, reason = goal
         self._decided_at = self._decided_at or now
@@ -315,10 +333,23 @@ class Master:
         for _ in range(missing - len(joiners)):
             self._start()
         chosen = [one.number for one in joiners if one.is_ready][:missing]
-        if len(chosen) == missing:
-            members = [*staying, *chosen]
-            source = None if staying else present[0].number
-            self._order(Form(self._next(), str(placement), members, chosen, "", False, at_step, source), reason, now)
+        if len(chosen) < missing:
+            self._started_at, self._staffed_at = self._started_at or now, 0.0
+            return
+        self._staffed_at = self._staffed_at or now
+        if at_step is not None and at_step > self._reached + 1:
+            return  # until then something else may come up, and only one change can be under way
+        members = [*staying, *chosen]
+        source = None if staying else present[0].number
+        self._order(Form(self._next(), str(placement), members, chosen, "", False, at_step, source), reason)
+
+    def _dismiss(self, worker: int) -> None:
+        self._workers[worker].is_gone = True
+        self._actions.append(Kill(worker))
+
+    def _dismiss_joiners(self) -> None:
+        for one in self._joiners():
+            self._dismiss(one.number)
 
     def _start(self) -> None:
         number = max(self._workers) + 1
@@ -328,6 +359,10 @@ class Master:
     def _form_urgent(self, now: float, reason: str) -> None:
         """Those that are left of the present generation meet anew, at once."""
         self._suspect = None
+        for number in [] if self._pending is None else self._pending.members:
+            one = self._workers[number]
+            if number not in self.members and one.is_there and one.is_leaving:
+                self._dismiss(number)  # it was asked to end while it was let in, and is not let in now
         members = [one.number for one in self._present()]
         if not members:
             self._pending = None
@@ -337,20 +372,20 @@ class Master:
         placement = self.placement
         if len(members) != placement.num_workers:
             placement = Placement.even(placement.num_ests, len(members))
-        self._decided_at = now
-        self._order(Form(self._next(), str(placement), members, [], "", is_urgent=True), reason, now)
+        self._decided_at = self._started_at = self._staffed_at = now
+        self._order(Form(self._next(), str(placement), members, [], "", is_urgent=True), reason)
 
     def _next(self) -> int:
         return self._newest + 1
 
-    def _order(self, form: Form, reason: str, now: float) -> None:
+    def _order(self, form: Form, reason: str) -> None:
         store = f"{self._store_path}-{form.generation}"
         form = replace(form, store_path=store)
         old = {one.number for one in self._present()}
         interrupted = set() if self._pending is None else set(self._pending.members)
         self._newest, self._pending, self._formed = form.generation, form, {}
         self._expected = old | set(form.members)
-        self._reason, self._ordered_at = reason, now
+        self._reason = reason
         told = [n for n in sorted(self._expected | interrupted) if self._workers[n].is_there]
         self._actions += [Send(number, form) for number in told]
 
@@ -369,9 +404,9 @@ class Master:
         self.placement = Placement.parse(form.placement)
         self._actions += [Send(number, Go(form.generation)) for number in sorted(self._expected)]
         formed = tuple(self._formed.values())
-        times = (self._decided_at, self._ordered_at)
+        times = (self._decided_at, self._started_at or self._staffed_at, self._staffed_at)
         self._actions.append(Begun(form, before, members_before, self._reason, *times, formed))
-        self._decided_at = 0.0
+        self._decided_at = self._started_at = self._staffed_at = 0.0
         if self.placement == self._target:
             self._wish = "replacement"
         self._advance(now)
