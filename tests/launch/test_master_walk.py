@@ -1,4 +1,4 @@
-"""Whatever happens to a job in whatever order, its master keeps some promises; and when it is quiet, all is as wished."""
+"""Whatever happens to a job, in whatever order, its master keeps its promises; when it is quiet, all is as wished."""
 
 from __future__ import annotations
 

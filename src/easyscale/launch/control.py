@@ -159,7 +159,7 @@ def _is_owner(connection: socket.socket) -> bool:
     return user in (os.getuid(), 0)
 
 
-def ask(run_dir: Path, name: str, request: dict[str, Any]) -> dict[str, Any]:
+def ask(run_dir: Path, name: str, request: dict[str, Any], patience_s: float = 10.0) -> dict[str, Any]:
     """Ask the run ``name``; its answer.
 
     Raises:
@@ -173,7 +173,7 @@ def ask(run_dir: Path, name: str, request: dict[str, Any]) -> dict[str, Any]:
     try:
         token = (folder / TOKEN_NAME).read_text()
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(_PATIENCE_S * 5)
+            connection.settimeout(patience_s)
             with _inside(folder):
                 connection.connect(SOCKET_NAME)
             connection.sendall(json.dumps({**request, "token": token}).encode() + b"\n")

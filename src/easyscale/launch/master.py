@@ -14,11 +14,10 @@ from easyscale.core.errors import RefusedError
 from easyscale.core.messages import Formed, Lost
 from easyscale.core.orders import Form, Go, Order
 from easyscale.core.placement import Placement
-from easyscale.launch.elasticity import Elasticity
+from easyscale.launch.elasticity import STEPS_THAT_FORGIVE, Elasticity
 
 SETTLE_S = 0.5
 """How long a broken connection waits for the news of whose end it was."""
-_STEPS_THAT_FORGIVE = 10
 _MOST_FAILED_JOINERS = 3
 
 
@@ -211,7 +210,7 @@ class Master:
         """All workers have finished ``global_step``."""
         self._reached = global_step + 1
         self._steps_since_failure += 1
-        if self._steps_since_failure >= _STEPS_THAT_FORGIVE:
+        if self._steps_since_failure >= STEPS_THAT_FORGIVE:
             self.failures = 0
         if self._schedule:
             self._advance(now)
@@ -286,7 +285,7 @@ class Master:
         if self.failures > self._rules.max_failures:
             self._actions.append(
                 GiveUp(
-                    f"{self.failures} workers were lost in a row, with fewer than {_STEPS_THAT_FORGIVE} global steps "
+                    f"{self.failures} workers were lost in a row, with fewer than {STEPS_THAT_FORGIVE} global steps "
                     f"between two of them (--max-failures {self._rules.max_failures}); the last: {why}"
                 )
             )
