@@ -26,6 +26,7 @@ def test_an_event_says_where_the_time_went(jobs: Jobs) -> None:
     (event,) = jobs.check("cnn", schedule=((3, 4),)).rescales
     assert set(event.seconds) == {
         "decide",
+        "start",
         "drain",
         "rendezvous",
         "restore",

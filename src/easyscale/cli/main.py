@@ -9,10 +9,12 @@ import click
 
 from easyscale.cli.compare import compare_command
 from easyscale.cli.plan import plan_command
+from easyscale.cli.ps import ps_command
 from easyscale.cli.run import run_command
 from easyscale.cli.scale import scale_command
 from easyscale.cli.simulate import simulate_command
 from easyscale.cli.verify import verify_command
+from easyscale.cli.watch import watch_command
 from easyscale.core.errors import EasyScaleError, RefusedError
 
 
@@ -43,6 +45,8 @@ def cli() -> None:
 
 cli.add_command(run_command)
 cli.add_command(scale_command)
+cli.add_command(ps_command)
+cli.add_command(watch_command)
 cli.add_command(verify_command)
 cli.add_command(compare_command)
 cli.add_command(plan_command)

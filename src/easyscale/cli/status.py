@@ -67,7 +67,7 @@ class StatusLine:
         line = Table.grid(padding=(0, 2))
         cells: list[Text | ProgressBar] = [Text(self._label, "bold")] if self._label else []
         if self._event is None:
-            cells.append(Text(f"starting  {_duration(now - self._began)}"))
+            cells.append(Text(f"starting  {duration(now - self._began)}"))
         else:
             done = self._event.global_step + 1
             total = f"/{self._total}" if self._total else ""
@@ -82,10 +82,10 @@ class StatusLine:
     def _pace(self, now: float) -> str:
         speed = self._steps_per_s()
         if speed is None or self._event is None:
-            return _duration(now - self._began)
+            return duration(now - self._began)
         if not self._total:
-            return f"{speed:.3g} steps/s  {_duration(now - self._began)}"
-        return f"{speed:.3g} steps/s  {_duration((self._total - self._event.global_step - 1) / speed)} to go"
+            return f"{speed:.3g} steps/s  {duration(now - self._began)}"
+        return f"{speed:.3g} steps/s  {duration((self._total - self._event.global_step - 1) / speed)} to go"
 
     def _steps_per_s(self) -> float | None:
         times = self._step_times
@@ -104,7 +104,8 @@ def _mean(values: list[float]) -> float:
     return math.fsum(values) / len(values) if all(map(math.isfinite, values)) else math.nan
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """As a clock shows it: 1:05, 2:03:04."""
     minutes, seconds = divmod(int(max(0, seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

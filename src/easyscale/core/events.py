@@ -30,6 +30,9 @@ class StartEvent:
     versions: dict[str, str]
     num_ests: int | None = None
     placement: str | None = None
+    min_workers: int | None = None
+    max_workers: int | None = None
+    max_failures: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class StepEvent:
     log: dict[str, dict[str, float]] = field(default_factory=dict)
     digest: str | None = None
     tensors: dict[str, str] | None = None
+    total_steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +65,10 @@ class FailureEvent:
 class RescaleEvent:
     """A generation has begun.
 
-    ``seconds`` has the phases: decide (from the wish or the loss to the order, with the start of new workers), drain
-    (until all are at the border), rendezvous (until all have met), restore (until joiners have the state), begin (until
-    all are told), pause (the longest of those that had the state already), first_step (until all had finished a step).
+    ``seconds`` has the phases: decide (from the wish or the loss until something is done about it), start (until new
+    workers stand ready), drain (until all are at the border), rendezvous (until all have met), restore (until joiners
+    have the state), begin (until all are told), first_step (until all had finished a step). And pause: how long the
+    worker that waited longest among those that had the state already did nothing else.
     """
 
     t: float

@@ -47,14 +47,21 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A generation has begun."""
+    """A generation has begun.
+
+    Attributes:
+        decided_at: when it was wished for, or a worker was lost.
+        started_at: when the job began to wait for new workers; without any the same as ``staffed_at``.
+        staffed_at: when all that it needs were there.
+    """
 
     form: Form
     before: Placement
     members_before: tuple[int, ...]
     reason: str
     decided_at: float
-    ordered_at: float
+    started_at: float
+    staffed_at: float
     formed: tuple[Formed, ...]
 
 

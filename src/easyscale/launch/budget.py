@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_STEPS_THAT_FORGIVE = 10
+from easyscale.launch.elasticity import STEPS_THAT_FORGIVE
 
 
 class FailureBudget:
@@ -23,7 +23,7 @@ class FailureBudget:
     def progressed(self) -> None:
         """All workers have finished a global step."""
         self._steps_since += 1
-        if self._steps_since >= _STEPS_THAT_FORGIVE:
+        if self._steps_since >= STEPS_THAT_FORGIVE:
             self.used = 0
 
     def spend(self, why: str) -> str | None:
@@ -33,6 +33,6 @@ class FailureBudget:
         if self.used <= self._allowed:
             return None
         return (
-            f"{self.used} workers were lost in a row, with fewer than {_STEPS_THAT_FORGIVE} global steps between two "
+            f"{self.used} workers were lost in a row, with fewer than {STEPS_THAT_FORGIVE} global steps between two "
             f"of them (--max-failures {self._allowed}); the last: {why}"
         )

@@ -8,6 +8,9 @@ from easyscale.core.errors import RefusedError
 from easyscale.core.job import Fault
 from easyscale.core.placement import Placement
 
+STEPS_THAT_FORGIVE = 10
+"""After so many global steps without a loss the earlier ones do not count any more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Elasticity:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from easyscale.core.errors import EasyScaleError, JobFailedError, RefusedError
+from easyscale.core.errors import EasyScaleError, JobFailedError
 from easyscale.core.messages import (
     Failed,
     Finished,
@@ -34,6 +34,7 @@ from easyscale.core.messages import (
 from easyscale.core.placement import Placement
 from easyscale.launch import failure
 from easyscale.launch.actions import Begun, GiveUp, Kill, Say, Send, Start
+from easyscale.launch.answers import answer
 from easyscale.launch.configs import Configs
 from easyscale.launch.control import Control
 from easyscale.launch.ending import Ending
@@ -109,13 +110,10 @@ class LocalRun:
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """What another command asks for."""
-        if request["ask"] != "scale":
-            raise RefusedError(f"{request['ask']!r} is nothing that this version can be asked for")
-        wanted = request.get("workers") or Placement.parse(request["placement"])
-        before = self._master.placement
-        target = self._master.scale(wanted, time.time())
-        self._listener.notice(f"asked to go on with placement {target}")
-        return {"from": str(before), "to": str(target)}
+        reply = answer(request, self._master, knows_ests=self._spec.is_num_ests_explicit or self._has_session)
+        if "to" in reply:
+            self._listener.notice(f"asked to go on with placement {reply['to']}")
+        return reply
 
     def _take(self, worker: WorkerProcess) -> None:
         try:
@@ -157,7 +155,7 @@ class LocalRun:
             worker.last_words = message
             if message.num_ests:
                 self._open(message.num_ests)
-            self._master.finished(worker.rank)
+            self._master.finished(worker.rank, time.time())
         elif isinstance(message, Left):
             worker.last_words = message
             self._master.left(worker.rank)
@@ -238,9 +236,9 @@ class LocalRun:
         there = {w.rank for w in self._fleet.workers if w.is_open or isinstance(w.last_words, Finished)}
         self._count(self._reports.wait_for(m for m in members if m in there))
 
-    def _count(self, steps: int) -> None:
-        for _ in range(steps):
-            self._master.progressed()
+    def _count(self, steps: list[int]) -> None:
+        for step in steps:
+            self._master.progressed(step, time.time())
 
     def _act(self) -> None:
         """Do what the master says."""
@@ -263,7 +261,7 @@ class LocalRun:
                     self._begin(action, now)
 
     def _can_save(self) -> bool:
-        return self._master.is_ready and self._reports.last_finished is not None
+        return self._master.roster.is_ready and self._reports.last_finished is not None
 
     def _begin(self, begun: Begun, now: float) -> None:
         self._reports.begin(begun, now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
 import os
@@ -54,7 +55,10 @@ class RunFolder:
 
 
 class EventLog:
-    """Appends to ``events.jsonl``, whole lines only. A full disk is said once; the training goes on without it."""
+    """Appends to ``events.jsonl``, whole lines only. A full disk is said once; the training goes on without it.
+
+    The file is locked while the run lives: so others can tell a run that is silent from one whose launcher was killed.
+    """
 
     def __init__(self, path: Path, on_failure: Callable[[str], None]) -> None:
         self._path = path
@@ -64,6 +68,8 @@ class EventLog:
     def __enter__(self) -> EventLog:
         try:
             self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            with suppress(OSError):  # a file system without locks: then nobody can tell whether the run is alive
+                fcntl.flock(self._fd, fcntl.LOCK_EX)
         except OSError as error:
             self._give_up(error)
         return self

@@ -42,8 +42,8 @@ class Reports:
         """A worker's scalars of a step that it may not live to report."""
         self._steps.log(message)
 
-    def step(self, message: StepReport) -> int:
-        """A worker has finished a step; how many steps all have finished with that."""
+    def step(self, message: StepReport) -> list[int]:
+        """A worker has finished a step; the steps that all have finished with that."""
         return self._tell(self._steps.add(message))
 
     def moved(self, message: Moved) -> None:
@@ -79,21 +79,21 @@ class Reports:
         self._first_step.update(dict.fromkeys(begun.form.joiners, border))
         self._rescales.begin(begun, now)
 
-    def wait_for(self, workers: Iterable[int]) -> int:
-        """Steps are finished when these have reported them; how many are with that."""
+    def wait_for(self, workers: Iterable[int]) -> list[int]:
+        """Steps are finished when these have reported them; those that are with that."""
         return self._tell(self._steps.change({worker: self._first_step[worker] for worker in workers}))
 
     def end(self) -> None:
         """No step comes any more."""
         self._write_rescales(None)
 
-    def _tell(self, finished: list[StepReport]) -> int:
+    def _tell(self, finished: list[StepReport]) -> list[int]:
         for whole in finished:
             event = to_event(whole, time.time())
             self._event_log.write(event)
             self._write_rescales(whole.global_step)
             self._listener.step(event, whole.total_steps)
-        return len(finished)
+        return [whole.global_step for whole in finished]
 
     def _write_rescales(self, global_step: int | None) -> None:
         done = self._rescales.rest() if global_step is None else self._rescales.step(global_step, time.time())

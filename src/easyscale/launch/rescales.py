@@ -45,12 +45,13 @@ class _Change:
 
     def event(self, first_step_at: float | None) -> RescaleEvent:
         begun, form = self.begun, self.begun.form
-        border = self._last("border") or begun.ordered_at
+        border = self._last("border") or begun.staffed_at
         met = self._last("met") or border
         restored = self._last("restored") or met
         seconds = {
-            "decide": begun.ordered_at - begun.decided_at,
-            "drain": border - begun.ordered_at,
+            "decide": begun.started_at - begun.decided_at,
+            "start": begun.staffed_at - begun.started_at,
+            "drain": border - begun.staffed_at,
             "rendezvous": met - border,
             "restore": restored - met,
             "begin": self.began_at - restored,

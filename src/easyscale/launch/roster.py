@@ -44,6 +44,12 @@ class Roster:
         """Of all workers that ever were."""
         return self._workers.keys()
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether there are members, and their scripts have all come to their first loop."""
+        present = self.present()
+        return bool(present) and all(one.is_ready for one in present)
+
     def add(self) -> int:
         """A new worker, which joins; its number."""
         number = max(self._workers) + 1

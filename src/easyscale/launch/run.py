@@ -126,6 +126,9 @@ def _start_event(spec: RunSpec) -> events.StartEvent:
         num_ests=spec.placement.num_ests if spec.is_num_ests_explicit else None,
         placement=str(spec.placement) if spec.is_num_ests_explicit else None,
         num_workers=spec.placement.num_workers,
+        min_workers=spec.elasticity.min_workers,
+        max_workers=spec.elasticity.max_workers,
+        max_failures=spec.elasticity.max_failures,
         overrides=dict(spec.overrides),
         versions={
             "python": platform.python_version(),

@@ -66,6 +66,7 @@ def to_event(report: StepReport, t: float) -> StepEvent:
         log=report.scalars,
         digest=report.digest,
         tensors=report.tensors,
+        total_steps=report.total_steps,
     )
 
 
