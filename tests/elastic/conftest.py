@@ -86,12 +86,14 @@ class Jobs:
         )
         return Ran(run(spec, folder, recorder), recorder)
 
-    def reference(self, *args: Any, num_ests: int = 4, overrides: dict[str, Any] | None = None) -> Ran:
+    def reference(
+        self, *args: Any, num_ests: int = 4, overrides: dict[str, Any] | None = None, script: Path = SCRIPT
+    ) -> Ran:
         """The same script on one worker that nobody disturbs."""
-        key = repr((args, num_ests, sorted((overrides or {}).items())))
+        key = repr((script, args, num_ests, sorted((overrides or {}).items())))
         if key not in self._references:
             placement = str(Placement.even(num_ests, 1))
-            self._references[key] = self.run(*args, placement=placement, overrides=overrides)
+            self._references[key] = self.run(*args, placement=placement, overrides=overrides, script=script)
             assert self._references[key].result.state == "finished", self._references[key].result.failure
         return self._references[key]
 
@@ -100,7 +102,8 @@ class Jobs:
         found = self.run(*args, **job)
         assert found.result.state == "finished", (found.result.failure, found.recorder.notices)
         num_ests = Placement.parse(job.get("placement", "0,1|2,3")).num_ests
-        expected = self.reference(*args, num_ests=num_ests, overrides=job.get("overrides"))
+        script = job.get("script", SCRIPT)
+        expected = self.reference(*args, num_ests=num_ests, overrides=job.get("overrides"), script=script)
         assert_equal(found, expected, compares_logs=compares_logs)
         return found
 
