@@ -27,6 +27,8 @@ IN_A_STEP = (
     "operation.after_barrier",
     "step.outer_body",
 )
+IN_A_FLAT_STEP = IN_A_STEP[:-1]
+"""The drop-in form has no outer body of its own."""
 BEFORE_COUNTS = ("step.begin", "step.in_turn", "step.before_reduction")
 """With an evaluation: what a worker has counted and not added yet is lost with it, which ends the run in words."""
 IN_A_RESCALE = (
@@ -58,11 +60,11 @@ PROGRAMS = (
     Program(("cnn",)),
     Program(("transformer",)),
     Program(("augmented", "--workers", 2)),
-    Program(("cnn", "--form", "drop_in")),
+    Program(("cnn", "--form", "drop_in"), points=IN_A_FLAT_STEP),
     Program(("augmented", "--workers", 2, "--persistent"), {"rng": "ddp"}),
-    Program(("transformer", "--form", "drop_in"), {"rng": "ddp", "reduction": "ring"}),
+    Program(("transformer", "--form", "drop_in"), {"rng": "ddp", "reduction": "ring"}, points=IN_A_FLAT_STEP),
     Program(("cnn", "--evaluate-every", 4), points=BEFORE_COUNTS),
-    Program(("augmented", "--workers", 1, "--form", "drop_in")),
+    Program(("augmented", "--workers", 1, "--form", "drop_in"), points=IN_A_FLAT_STEP),
 )
 
 
@@ -143,7 +145,8 @@ class _Drawing:
         self._is_full, self._leaving = True, 0
 
     def _fault(self, step: int, action: str, point: str) -> None:
-        rank = self._random.randrange(NUM_ESTS)
+        # who recovers is not the host of what was lost, and not known
+        rank = None if point == "recovery.begin" else self._random.randrange(NUM_ESTS)
         self.schedule.faults.append(Fault(point, action, step=step, virtual_rank=rank))
 
     def _lose(self, step: int, kind: str) -> None:

@@ -100,12 +100,20 @@ class Jobs:
     def check(self, *args: Any, compares_logs: bool = True, **job: Any) -> Ran:
         """Run the job with its events; it must equal the undisturbed run at every step."""
         found = self.run(*args, **job)
-        assert found.result.state == "finished", (found.result.failure, found.recorder.notices)
+        assert found.result.state == "finished", _story(found)
         num_ests = Placement.parse(job.get("placement", "0,1|2,3")).num_ests
         script = job.get("script", SCRIPT)
         expected = self.reference(*args, num_ests=num_ests, overrides=job.get("overrides"), script=script)
         assert_equal(found, expected, compares_logs=compares_logs)
         return found
+
+
+def _story(ran: Ran) -> str:
+    """How a run came to its end."""
+    cause = ran.result.failure
+    return "\n".join(
+        [f"{ran.result.state}: {cause and cause.message}", cause.details if cause else "", *ran.recorder.notices]
+    )
 
 
 def assert_equal(found: Ran, expected: Ran, *, compares_logs: bool = True) -> None:
