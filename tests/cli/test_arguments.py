@@ -47,6 +47,18 @@ REFUSED = [
     (("verify", "--workers", "1,x", "train.py"), "is not a number"),
     (("verify", "--workers", "1,5", "train.py"), "5 workers were asked for but the job has 4 ESTs"),
     (("verify", "--against", "ddp", "--rng", "stepwise", "train.py"), "--against ddp needs --rng ddp"),
+    (("verify", "--kill", "x", "train.py"), "write it as --kill 7,12"),
+    (("verify", "--kill", "7,7", "train.py"), "give rising global steps from 0 on"),
+    (("verify", "--stop", "-1", "train.py"), "give rising global steps from 0 on"),
+    (("verify", "--rescale", "3", "train.py"), "write it as --rescale 10:4,20:1"),
+    (("verify", "--rescale", "3:5", "train.py"), "5 workers were asked for but the job has 4 ESTs"),
+    (("verify", "--stop", "3", "--hang-timeout", "0", "train.py"), "more than 0 seconds"),
+    (("verify", "--workers", "1", "--kill", "3", "train.py"), "the job has 1 worker in global step 3"),
+    (
+        ("verify", "--rescale", "3:4,6:1", "--kill", "7", "train.py"),
+        "in global step 7 (--rescale 6:1), and",
+    ),
+    (("verify", "--kill", "2", "--stop", "2", "train.py"), "--kill 2 and --stop 2 cannot be survived: the job has 2 w"),
     (("compare", "nowhere", "train.py"), "nowhere does not exist"),
     (("compare", "train.py", "train.py"), "not an event"),
 ]

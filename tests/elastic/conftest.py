@@ -88,23 +88,34 @@ class Jobs:
         )
         return Ran(run(spec, folder, recorder), recorder)
 
-    def reference(self, *args: Any, num_ests: int = 4, overrides: dict[str, Any] | None = None) -> Ran:
+    def reference(
+        self, *args: Any, num_ests: int = 4, overrides: dict[str, Any] | None = None, script: Path = SCRIPT
+    ) -> Ran:
         """The same script on one worker that nobody disturbs."""
-        key = repr((args, num_ests, sorted((overrides or {}).items())))
+        key = repr((script, args, num_ests, sorted((overrides or {}).items())))
         if key not in self._references:
             placement = str(Placement.even(num_ests, 1))
-            self._references[key] = self.run(*args, placement=placement, overrides=overrides)
+            self._references[key] = self.run(*args, placement=placement, overrides=overrides, script=script)
             assert self._references[key].result.state == "finished", self._references[key].result.failure
         return self._references[key]
 
     def check(self, *args: Any, compares_logs: bool = True, **job: Any) -> Ran:
         """Run the job with its events; it must equal the undisturbed run at every step."""
         found = self.run(*args, **job)
-        assert found.result.state == "finished", (found.result.failure, found.recorder.notices)
+        assert found.result.state == "finished", _story(found)
         num_ests = Placement.parse(job.get("placement", "0,1|2,3")).num_ests
-        expected = self.reference(*args, num_ests=num_ests, overrides=job.get("overrides"))
+        script = job.get("script", SCRIPT)
+        expected = self.reference(*args, num_ests=num_ests, overrides=job.get("overrides"), script=script)
         assert_equal(found, expected, compares_logs=compares_logs)
         return found
+
+
+def _story(ran: Ran) -> str:
+    """How a run came to its end."""
+    cause = ran.result.failure
+    return "\n".join(
+        [f"{ran.result.state}: {cause and cause.message}", cause.details if cause else "", *ran.recorder.notices]
+    )
 
 
 def assert_equal(found: Ran, expected: Ran, *, compares_logs: bool = True) -> None:

@@ -45,3 +45,18 @@ def test_what_ests_carry_is_not_lost_with_their_worker(
 @pytest.mark.parametrize("point", ["step.in_turn", "step.after_reduction"])
 def test_buffers_of_their_own_survive(jobs: Jobs, point: str) -> None:
     jobs.check("cnn_own_buffers", placement="0|1|2,3", faults=(Fault(point, step=3, worker_rank=2),))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["operation.before_barrier", "operation.after_barrier"])
+@pytest.mark.parametrize(
+    ("recipe", "first_step", "overrides"),
+    [("augmented", 3, DDP), ("cnn_own_buffers", 4, {})],
+)
+def test_a_loss_while_an_epoch_begins(
+    jobs: Jobs, point: str, recipe: str, first_step: int, overrides: dict[str, str]
+) -> None:
+    """What the workers agreed on may count, although the lost one's ESTs have opened no stream."""
+    faults = (Fault(point, step=first_step, virtual_rank=3),)
+    ran = jobs.check(recipe, placement="0|1|2,3", faults=faults, overrides=overrides)
+    assert [event.worker_rank for event in ran.losses] == [2]

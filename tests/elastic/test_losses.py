@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from easyscale.core.job import Fault
@@ -151,3 +153,30 @@ def test_new_workers_that_fail_leave_the_job_as_it_is(jobs: Jobs) -> None:
     faults = (Fault("step.in_turn", step=1, worker_rank=1), Fault("joiner.ready"), Fault("joiner.ready"))
     ran = jobs.check("cnn", "--sleep", 0.05, faults=faults)
     assert len(ran.losses) == 3
+
+
+ENDS_WITHOUT_MAIN = """
+import os, signal, time
+import torch
+import easyscale
+
+session = easyscale.session(seed=1)
+model = torch.nn.Linear(2, 1)
+model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+for step in session.steps(3):
+    for _ in step:
+        model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+is_main = session.is_main
+if is_main:
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(0.5)
+"""
+
+
+def test_a_script_whose_end_is_lost_has_not_finished(jobs: Jobs, tmp_path: Path) -> None:
+    script = tmp_path / "ends_without_main.py"
+    script.write_text(ENDS_WITHOUT_MAIN)
+    ran = jobs.run(script=script, placement="0|1")
+    assert ran.result.state == "failed"
+    assert "the worker of virtual rank 0 was lost after its last global step" in str(ran.result.error)

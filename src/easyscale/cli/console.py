@@ -17,6 +17,7 @@ class RunConsole:
         is_quiet: show the script's output and nothing of our own.
         is_stdout_taken: our result goes to standard output, so the script's goes to standard error.
         is_muted: leave the script's output to the logs.
+        has_notices: say what happens to workers; without, whoever runs the job tells it in its own way.
         label: what the status line begins with.
     """
 
@@ -26,10 +27,12 @@ class RunConsole:
         is_quiet: bool = False,
         is_stdout_taken: bool = False,
         is_muted: bool = False,
+        has_notices: bool = True,
         label: str = "",
     ) -> None:
         self._is_stdout_taken = is_stdout_taken
         self._is_muted = is_muted
+        self._has_notices = has_notices
         self._is_quiet = is_quiet or is_muted
         self._status = None if is_quiet or not sys.stderr.isatty() else StatusLine(label)
         self._is_at_line_start = True
@@ -64,6 +67,8 @@ class RunConsole:
             self.notice(event.reason)
 
     def notice(self, sentence: str) -> None:
+        if not self._has_notices:
+            return
         self.clear()
         print(f"easyscale: {sentence}", file=sys.stderr, flush=True)
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from easyscale.cli import records
+from easyscale.cli import disturbance, records
+from easyscale.cli.disturbance import Disturbance, Happening
 from easyscale.cli.records import Comparison, RunRecord
 from easyscale.core.errors import RefusedError
 from easyscale.core.job import ScriptSpec, WatchSpec
@@ -15,21 +16,33 @@ from easyscale.core.placement import Placement
 
 if TYPE_CHECKING:
     from easyscale.cli.tensors import TensorDifference
+    from easyscale.launch.elasticity import Elasticity
     from easyscale.launch.run import RunResult
 
 
 @dataclass(frozen=True, slots=True)
+class Elastic:
+    """What shall happen in one run, and the rules under which it does."""
+
+    asked: tuple[Disturbance, ...]
+    rules: Elasticity
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """The placements to run; under DDP too, if asked."""
+    """The placements to run; under DDP too, and once while workers come and go, if asked."""
 
     script: ScriptSpec
     placements: tuple[Placement, ...]
     overrides: dict[str, Any]
     is_against_ddp: bool
+    elastic: Elastic | None = None
 
     def variants(self) -> list[Variant]:
         """All runs; the first is the one that the others are compared with."""
         runs = [Variant(placement, self.overrides) for placement in self.placements]
+        if self.elastic is not None:
+            runs.append(Variant(disturbance.start_among(self.placements), self.overrides, self.elastic))
         if not self.is_against_ddp:
             return runs
         num_ests = self.placements[0].num_ests
@@ -43,13 +56,16 @@ class Variant:
 
     placement: Placement
     overrides: dict[str, Any]
+    elastic: Elastic | None = None
 
     @property
     def is_ddp(self) -> bool:
         return self.overrides.get("backend") == "ddp"
 
     def __str__(self) -> str:
-        return f"DDP, {self.placement.num_ests} processes" if self.is_ddp else str(self.placement)
+        if self.is_ddp:
+            return f"DDP, {self.placement.num_ests} processes"
+        return str(self.placement) if self.elastic is None else f"elastic, from {self.placement}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +76,7 @@ class Outcome:
     result: RunResult
     record: RunRecord
     comparison: Comparison | None
+    happenings: tuple[Happening, ...] = ()
 
     @property
     def is_equal(self) -> bool:
@@ -94,6 +111,16 @@ class Proof:
         return all(outcome.is_equal for outcome in self.outcomes)
 
     @property
+    def missing(self) -> list[Disturbance]:
+        """What was asked for and did not happen."""
+        found = [happening for outcome in self.outcomes for happening in outcome.happenings]
+        return [happening.asked for happening in found if not happening.has_happened]
+
+    @property
+    def is_proved(self) -> bool:
+        return self.is_equal and not self.missing
+
+    @property
     def first_different(self) -> Outcome | None:
         return next((outcome for outcome in self.outcomes if not outcome.is_equal), None)
 
@@ -106,7 +133,8 @@ class Proof:
         variants = self.plan.variants()
         for number, variant in enumerate(variants, start=1):
             path = folder / _folder_name(number, variant)
-            result = self._run(variant, path, WatchSpec(digests=True), f"{number}/{len(variants)}  {variant}")
+            watch = WatchSpec(digests=True, by_all=variant.elastic is not None)
+            result = self._run(variant, path, watch, f"{number}/{len(variants)}  {variant}")
             if result.state != "finished":
                 self.failed = (variant, result)
                 return
@@ -125,7 +153,9 @@ class Proof:
                 f"in full, so nothing can be proved"
             )
         comparison = records.compare_steps(self.outcomes[0].record, record) if self.outcomes else None
-        self.outcomes.append(Outcome(variant, result, record, comparison))
+        elastic = variant.elastic
+        found = () if elastic is None else disturbance.happenings(elastic.asked, path)
+        self.outcomes.append(Outcome(variant, result, record, comparison, found))
 
     def _pin_down(self, different: Outcome, folder: Path) -> None:
         comparison = different.comparison
@@ -155,8 +185,10 @@ class Proof:
         from easyscale.launch.spec import RunSpec
 
         folder = RunFolder.create(path.parent, path.name, self.plan.script.path)
-        console = RunConsole(is_muted=True, label=label)
+        console = RunConsole(is_muted=True, has_notices=variant.elastic is None, label=label)
         spec = RunSpec(self.plan.script, variant.placement, True, variant.overrides, watch)
+        if variant.elastic is not None:
+            spec = dataclasses.replace(spec, elasticity=variant.elastic.rules)
         try:
             return run(spec, folder, console)
         finally:
@@ -164,7 +196,7 @@ class Proof:
 
 
 def _folder_name(number: int, variant: Variant) -> str:
-    kind = "ddp" if variant.is_ddp else f"{variant.placement.num_workers}-workers"
+    kind = "ddp" if variant.is_ddp else "elastic" if variant.elastic else f"{variant.placement.num_workers}-workers"
     return f"{number}-{kind}"
 
 

@@ -2,37 +2,60 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import click
 
+from easyscale.cli import disturbance
+from easyscale.cli.disturbance import Happening
 from easyscale.cli.proof import Outcome, Pinpoint, Proof
+
+Justify = Literal["left", "right"]
+
+_RUN_COLUMNS: tuple[tuple[str, Justify], ...] = (
+    ("placement", "left"),
+    ("steps", "right"),
+    ("seconds", "right"),
+    ("digest", "left"),
+    ("equal?", "left"),
+)
+_EVENT_COLUMNS: tuple[tuple[str, Justify], ...] = (
+    ("global step", "right"),
+    ("event", "left"),
+    ("placement then", "left"),
+    ("pause", "right"),
+    ("whole step", "right"),
+)
+
+_SIGNALS = {"kill": "kill (SIGKILL)", "stop": "stop (SIGSTOP)"}
 
 
 def print_report(proof: Proof) -> None:
-    """The table of runs, then the verdict."""
+    """The table of runs, that of what happened in the elastic one, then the verdict."""
+    _print_table(_RUN_COLUMNS, [_row(outcome) for outcome in proof.outcomes])
+    happenings = [_happening_row(one) for outcome in proof.outcomes for one in outcome.happenings]
+    if happenings:
+        _print_table(_EVENT_COLUMNS, happenings)
+    click.echo(_verdict(proof))
+
+
+def _print_table(columns: tuple[tuple[str, Justify], ...], rows: list[list[str]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
     table = Table()
-    for name, justify in (
-        ("placement", "left"),
-        ("steps", "right"),
-        ("seconds", "right"),
-        ("digest", "left"),
-    ):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
-    table.add_column("equal?")
-    for outcome in proof.outcomes:
-        table.add_row(*_row(outcome))
+    for name, justify in columns:
+        table.add_column(name, justify=justify)
+    for row in rows:
+        table.add_row(*row)
     Console().print(table, highlight=False)
-    click.echo(_verdict(proof))
 
 
 def to_json(proof: Proof) -> dict[str, Any]:
     different = proof.first_different
     body: dict[str, Any] = {
         "equal": proof.is_equal,
+        "proved": proof.is_proved,
         "num_ests": proof.plan.placements[0].num_ests,
         "runs": [_run_to_json(outcome) for outcome in proof.outcomes],
     }
@@ -61,8 +84,21 @@ def _row(outcome: Outcome) -> list[str]:
     ]
 
 
+def _happening_row(happening: Happening) -> list[str]:
+    asked = happening.asked
+    what = {"rescale": f"rescale to {asked.num_workers}", "kill": "kill (SIGKILL)", "stop": "stop (SIGSTOP)"}[
+        asked.kind
+    ]
+    then = happening.placement or "did not happen"
+    return [str(asked.global_step), what, then, _seconds(happening.pause_s), _seconds(happening.step_s)]
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f} s"
+
+
 def _run_to_json(outcome: Outcome) -> dict[str, Any]:
-    return {
+    body: dict[str, Any] = {
         "placement": str(outcome.variant.placement),
         "backend": "ddp" if outcome.variant.is_ddp else "easyscale",
         "global_steps": len(outcome.record.steps),
@@ -70,6 +106,9 @@ def _run_to_json(outcome: Outcome) -> dict[str, Any]:
         "digest": _last_digest(outcome),
         "equal": outcome.is_equal,
     }
+    if outcome.happenings:
+        body["events"] = [disturbance.to_json(happening) for happening in outcome.happenings]
+    return body
 
 
 def _last_digest(outcome: Outcome) -> str:
@@ -81,10 +120,25 @@ def _last_digest(outcome: Outcome) -> str:
 def _verdict(proof: Proof) -> str:
     different = proof.first_different
     if different is None or different.comparison is None:
-        runs = len(proof.outcomes)
-        return f"equal: {runs} runs, {len(proof.outcomes[0].record.steps)} global steps, every digest the same"
+        runs, steps = len(proof.outcomes), len(proof.outcomes[0].record.steps)
+        if proof.missing:
+            return _missing(proof, steps)
+        return f"equal: {runs} runs, {steps} global steps, every digest the same"
     sentence = f"different: {proof.outcomes[0].variant} and {different.variant}: {different.comparison.reason}"
     return sentence if proof.pinpoint is None else f"{sentence}\n{_place(proof.pinpoint)}"
+
+
+def _missing(proof: Proof, steps: int) -> str:
+    """Every digest is the same, which proves nothing of what did not happen."""
+    missing = proof.missing
+    late = [one for one in missing if one.global_step >= steps]
+    names = ", ".join(map(str, late or missing))
+    why = (
+        f"the script ends after {steps} global steps, from 0 to {steps - 1}"
+        if late
+        else "the elastic run came to no border or turn there where it could"
+    )
+    return f"not proved: every digest is the same, but {names} did not happen ({why})"
 
 
 def _place(pinpoint: Pinpoint) -> str:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from easyscale.cli import options
-from easyscale.cli.proof import Plan, Proof, Variant
+from easyscale.cli import disturbance, options
+from easyscale.cli.disturbance import start_among
+from easyscale.cli.proof import Elastic, Plan, Proof, Variant
 from easyscale.cli.run import print_end
 from easyscale.core.errors import RefusedError
 from easyscale.core.job import ScriptSpec
@@ -28,6 +29,17 @@ _DDP = {"rng": "ddp", "reduction": "ring"}
 @click.option("--ests", type=int, metavar="N", help="Number of ESTs.  [default: the placement's, or 4]")
 @click.option("--workers", metavar="W,W,...", help="Numbers of workers to try.  [default: 1, 2 and one per EST]")
 @click.option("--placement", "placements", multiple=True, metavar="P", help='Another one, such as "0,1,2|3"; repeat.')
+@click.option("--rescale", metavar="STEP:W,...", help="Also a run that changes its workers before these global steps.")
+@click.option("--kill", metavar="STEP,...", help="In that run, kill a worker (SIGKILL) in each of these global steps.")
+@click.option("--stop", metavar="STEP,...", help="In that run, halt a worker (SIGSTOP) in each of these global steps.")
+@click.option(
+    "--hang-timeout",
+    type=float,
+    default=5.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds after which a worker that says nothing is killed.",
+)
 @click.option("--against", type=click.Choice(["ddp"]), help="Also under plain DDP (--rng ddp --reduction ring).")
 @options.job_options
 @click.option("--run-dir", metavar="DIR", help="Keep folders of the runs here.  [default: a temporary folder]")
@@ -38,6 +50,10 @@ def verify_command(
     ests: int | None,
     workers: str | None,
     placements: tuple[str, ...],
+    rescale: str | None,
+    kill: str | None,
+    stop: str | None,
+    hang_timeout: float,
     against: str | None,
     run_dir: str | None,
     keep: bool,
@@ -48,12 +64,18 @@ def verify_command(
 ) -> int:
     """Run SCRIPT with its ARGS under each placement and compare all tensors after every global step.
 
-    Exit code 0 when all are equal, 1 when not.
+    With --rescale, --kill or --stop also in one run to which all that happens: it begins on the first placement of
+    two or more workers, replaces those that are lost, and must give the same tensors after every global step.
+
+    Exit code 0 when all are equal and all that was asked for happened, 1 when not.
     """
     from easyscale.cli.proof_report import print_report, to_json
     from easyscale.launch.forkserver import running_forkserver
 
-    plan = _plan(ests, workers, placements, against, job, options.existing_script(script, args))
+    asked = disturbance.parse(rescale, kill, stop)
+    chosen = _placements(ests, workers, placements)
+    elastic = Elastic(asked, disturbance.elasticity(asked, start_among(chosen), hang_timeout)) if asked else None
+    plan = _plan(chosen, against, elastic, job, options.existing_script(script, args))
     folder, is_kept = _folder(run_dir, script, keep)
     proof = Proof(plan)
     try:
@@ -71,7 +93,7 @@ def verify_command(
         print_report(proof)
     if is_kept:
         print(f"folders of the runs: {folder}", file=sys.stderr)
-    return 0 if proof.is_equal else 1
+    return 0 if proof.is_proved else 1
 
 
 def _report_failure(variant: Variant, result: RunResult) -> int:
@@ -82,26 +104,24 @@ def _report_failure(variant: Variant, result: RunResult) -> int:
 
 
 def _plan(
-    ests: int | None,
-    workers: str | None,
-    placements: tuple[str, ...],
+    chosen: list[Placement],
     against: str | None,
+    elastic: Elastic | None,
     job: dict[str, Any],
     script: ScriptSpec,
 ) -> Plan:
-    chosen = _placements(ests, workers, placements)
     if against == "ddp":
         for name, needed in _DDP.items():
             if job.get(name) not in (None, needed):
                 raise RefusedError(f"--against ddp needs --{name} {needed}, not {job[name]}: leave --{name} out")
         job = {**job, **_DDP}
-    elif len(chosen) < 2:
+    elif len(chosen) < 2 and elastic is None:
         raise RefusedError(
             f"placement {chosen[0]} is the only one: give more --workers or --placement to compare it with, or "
-            f"--against ddp"
+            f"--against ddp, or what shall happen in an elastic run (--rescale, --kill, --stop)"
         )
     overrides = options.overrides_of(job, chosen[0].num_ests)
-    return Plan(script, tuple(chosen), overrides, is_against_ddp=against == "ddp")
+    return Plan(script, tuple(chosen), overrides, is_against_ddp=against == "ddp", elastic=elastic)
 
 
 def _placements(ests: int | None, workers: str | None, placements: tuple[str, ...]) -> list[Placement]:

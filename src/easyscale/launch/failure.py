@@ -74,6 +74,16 @@ def from_death(
     return Failure("died", _with_log(message, folder, worker_rank), worker_rank=worker_rank)
 
 
+def without_end() -> Failure:
+    """All workers that are left have ended the script, and none of them as the one of virtual rank 0."""
+    return Failure(
+        "died",
+        "the worker of virtual rank 0 was lost after its last global step, and the others had gone past it: what the "
+        "script does at its end where session.is_main (saving the model, say) may not have been done: run it again, "
+        "or resume from a checkpoint",
+    )
+
+
 def from_signal(
     worker_rank: int, number: signal.Signals, global_step: int | None, ranks: tuple[int, ...], folder: RunFolder
 ) -> Failure:

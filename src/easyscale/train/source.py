@@ -48,9 +48,13 @@ class LoaderSource:
         by_rank = contexts.of_streams(self.loader)
         return self.loader.move(stream, ranks, number, self.per_turn, self.rng, self.agree, by_rank)
 
+    def is_told(self, contexts: Contexts) -> bool:
+        """Whether all workers tell each other what their ESTs carry when a stream was opened."""
+        return contexts.is_needed or self.loader.order.is_stream
+
     def position(self, contexts: Contexts) -> dict[str, Any] | None:
         """Where the loader stands before a loop, if ESTs carry something that opening a stream changes."""
-        if not contexts.is_needed or self.loader.is_running:
+        if not self.is_told(contexts) or self.loader.is_running:
             return None
         try:
             return contexts.position_of(self.loader)
@@ -61,7 +65,7 @@ class LoaderSource:
         """Go back to ``position``."""
         if position is not None:
             self.loader.load_state_dict(position)
-        elif contexts.is_needed:
+        elif self.is_told(contexts):
             raise JobFailedError("a worker was lost while a loader whose position cannot be kept began an epoch")
 
     def close(self, stream: Stream) -> None:
@@ -84,6 +88,9 @@ class CountedSource:
 
     def move(self, stream: Stream, ranks: tuple[int, ...], number: int, contexts: Contexts) -> Stream:
         return Counter(self.steps * self.per_turn, number)
+
+    def is_told(self, contexts: Contexts) -> bool:
+        return contexts.is_needed
 
     def position(self, contexts: Contexts) -> dict[str, Any] | None:
         return None
@@ -134,6 +141,8 @@ class Feed:
                 stream = self._source.open(self._turns.ranks, start, is_checked=False)
                 self._note(stream)
                 if not is_joining:
+                    if mover.has_moved and self._source.is_told(mover.contexts):
+                        raise RepeatError  # what was agreed on counts, but a lost worker's ESTs opened no stream
                     mover.tell_contexts()
                 return stream
             except RepeatError:  # a worker was lost while all opened their streams

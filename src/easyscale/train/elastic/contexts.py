@@ -113,9 +113,13 @@ class Contexts:
         except RefusedError as error:
             raise JobFailedError(f"the job cannot go on with other workers: {error}") from error
         for rank in self._turns.ranks:
+            if not self._by_rank:  # nothing was carried anywhere yet
+                continue
             context = self._by_rank.get(rank)
             if context is None:
-                continue
+                raise JobFailedError(
+                    f"what virtual rank {rank} carried is gone with its worker: resume from a checkpoint"
+                )
             if self._is_carried:
                 self._turns.rng.put(rank, context["rng"])
             if context.get("buffers"):

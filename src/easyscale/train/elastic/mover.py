@@ -56,6 +56,11 @@ class Mover:
         return self._member.seat.placement.num_ests
 
     @property
+    def has_moved(self) -> bool:
+        """Whether this worker's place is a new one that the session has not followed to yet (``settle``)."""
+        return self._member.seat.generation != self.generation
+
+    @property
     def channel(self) -> Channel | None:
         """To the other workers of the generation."""
         return self._member.channel
