@@ -278,9 +278,9 @@ class LocalRun:
         finished = tuple(words for words in last_words if isinstance(words, Finished))
         is_complete = bool(finished) and len(finished) >= len(self._master.members)
         left = [words.worker_rank for words in finished]
-        is_cut_short = bool(self._failures) or self._signals.received is not None
-        if finished and self._has_session and not is_cut_short and all(words.digest is None for words in finished):
-            self._failures.append(failure.without_end())
+        has_end = any(words.digest is not None for words in finished) or not (finished and self._has_session)
+        if not has_end and not self._verdict.is_pending:
+            self._fail(failure.without_end())
         return Ending(
             finished=finished,
             failure=self._verdict.cause(left),
