@@ -132,6 +132,15 @@ def test_sigterm_to_a_worker_moves_the_job_off_it(jobs: Jobs, worker: int) -> No
 
 
 @pytest.mark.slow
+def test_a_change_at_a_far_step_does_not_hold_up_a_preemption(jobs: Jobs) -> None:
+    fault = Fault("step.in_turn", "term", step=2, worker_rank=1)
+    ran = jobs.check("cnn", "--sleep", 0.05, schedule=((7, 1),), faults=(fault,))
+    assert ran.rescales[0].reason == "preemption"
+    assert ran.rescales[0].global_step < 7
+    assert ran.placements[-1] == "0,1,2,3"
+
+
+@pytest.mark.slow
 def test_sigterm_to_the_only_worker_waits_for_another_one(jobs: Jobs) -> None:
     fault = Fault("step.in_turn", "term", step=2)
     ran = jobs.check("cnn", "--sleep", 0.05, placement="0,1", faults=(fault,))

@@ -23,7 +23,7 @@ def _print_version(context: click.Context, _parameter: click.Parameter, is_asked
         return
     import platform
 
-    from easyscale.launch.run import DISTRIBUTION, package_version
+    from easyscale.launch.versions import DISTRIBUTION, package_version
 
     torch = package_version("torch")
     click.echo(f"easyscale {package_version(DISTRIBUTION)} (torch {torch}, Python {platform.python_version()})")

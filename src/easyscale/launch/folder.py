@@ -16,6 +16,7 @@ from easyscale.core import events
 from easyscale.core.errors import RefusedError
 
 RESULT_NAME = "result.json"
+_LOCK_TRIES = 100
 
 
 class RunFolder:
@@ -68,8 +69,7 @@ class EventLog:
     def __enter__(self) -> EventLog:
         try:
             self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            with suppress(OSError):  # a file system without locks: then nobody can tell whether the run is alive
-                fcntl.flock(self._fd, fcntl.LOCK_EX)
+            _lock(self._fd)
         except OSError as error:
             self._give_up(error)
         return self
@@ -99,6 +99,19 @@ class EventLog:
             with suppress(OSError):
                 os.close(self._fd)
         self._fd = None
+
+
+def _lock(fd: int) -> None:
+    """Say that the run lives. Who looks holds the file for a moment; without the lock nobody can tell, no more."""
+    for _ in range(_LOCK_TRIES):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.005)
+        except OSError:
+            return  # a file system without locks
+        else:
+            return
 
 
 def _make_named(run_dir: Path, name: str) -> Path:

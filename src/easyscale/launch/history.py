@@ -83,6 +83,10 @@ class History:
         return [event for event in map(events.from_line, self._steps) if isinstance(event, StepEvent)]
 
     @property
+    def has_steps(self) -> bool:
+        return bool(self._steps)
+
+    @property
     def rescales(self) -> list[RescaleEvent]:
         return [event for event in self.changes if isinstance(event, RescaleEvent)]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import time
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from easyscale.core import events
@@ -16,8 +15,7 @@ from easyscale.launch.engine import LocalRun
 from easyscale.launch.failure import Failure
 from easyscale.launch.folder import EventLog, RunFolder
 from easyscale.launch.spec import Listener, RunSpec
-
-DISTRIBUTION = "easyscale-torch"
+from easyscale.launch.versions import DISTRIBUTION, package_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +74,6 @@ def run(spec: RunSpec, folder: RunFolder, listener: Listener) -> RunResult:
     except OSError as error:
         listener.notice(f"cannot write the result to {folder.path} ({error.strerror})")
     return result
-
-
-def package_version(distribution: str) -> str:
-    """What is installed, without importing it."""
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def _result(ending: Ending, folder: RunFolder) -> RunResult:

@@ -45,7 +45,7 @@ class Run:
         if self.history.end is not None:
             return self.history.end.state
         if self.is_alive:
-            return "running" if self.history.steps else "starting"
+            return "running" if self.history.has_steps else "starting"
         is_new = self.history.start is None and time.time() - self.folder.stat().st_mtime < _START_S
         return "starting" if is_new else "dead"
 
