@@ -164,6 +164,23 @@ def test_new_workers_that_fail_leave_the_job_as_it_is(jobs: Jobs) -> None:
     assert len(ran.losses) == 3
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["two_loop", "drop_in"])
+@pytest.mark.parametrize("placement", ["0|1|2|3", "0,1|2,3"])
+@pytest.mark.parametrize("recipe", ["cnn", "augmented"])
+@pytest.mark.parametrize("last_step", ["of an epoch", "of all"])
+def test_virtual_rank_0_s_worker_is_lost_after_the_last_pass(
+    jobs: Jobs, form: str, placement: str, recipe: str, last_step: str
+) -> None:
+    """What the script does after its loops is done by the worker that has virtual rank 0 then."""
+    per_epoch = {"cnn": 4, "augmented": 3}[recipe]
+    step = {"of an epoch": per_epoch, "of all": 2 * per_epoch}[last_step] - 1
+    faults = (Fault("operation.after_barrier", step=step, virtual_rank=0),)
+    job = {"placement": placement, "faults": faults, "overrides": {"rng": "ddp"}, "compares_logs": form == "two_loop"}
+    ran = jobs.check(recipe, "--form", form, **job)
+    assert [event.worker_rank for event in ran.losses] == [0]
+
+
 ENDS_WITHOUT_MAIN = """
 import os, signal, time
 import torch

@@ -174,6 +174,12 @@ class Loops:
         feed.close()
         self.track.end_loop()
 
+    def meet(self, feed: Feed, number: int) -> None:
+        """A training loop has come to its end, after ``number`` mini-batches, on all workers."""
+        if self._mover is not None:
+            self._mover.meet()
+            feed.settle(number)
+
     def _steps(self, source: Source) -> Iterator[Step]:
         feed = self.open(source)
         if feed is None:
@@ -189,6 +195,7 @@ class Loops:
                 first = numbers.stop
                 self.end_step(started, first)
                 feed.settle(first)
+            self.meet(feed, first)
         except GeneratorExit:
             self._leave(step, started)
             raise

@@ -7,12 +7,13 @@ from typing import TypeVar
 
 from easyscale.train.checkpoint.state import JobState
 from easyscale.train.elastic.contexts import Contexts
-from easyscale.train.elastic.member import Member
+from easyscale.train.elastic.member import Member, RepeatError
 from easyscale.train.elastic.state import StateKeeper
 from easyscale.train.elastic.track import Track
 from easyscale.train.prepared import Prepared
 from easyscale.train.process.faults import reach
 from easyscale.train.reduce.channel import Channel
+from easyscale.train.totals import job_least
 from easyscale.train.turns import Turns
 
 Result = TypeVar("Result")
@@ -133,6 +134,19 @@ class Mover:
             RepeatError: a worker was lost before everyone had it.
         """
         return self._member.complete(lambda: work(self.channel))
+
+    def meet(self) -> None:
+        """A training loop is over: nobody goes on before all have done its last step. ``settle`` belongs after it.
+
+        What follows (the end of the script, say) is then done by the worker that hosts virtual rank 0 now, even if the
+        one that hosted it was lost after its last pass.
+        """
+        while True:
+            try:
+                self.complete(lambda channel: job_least(0, channel))
+                return
+            except RepeatError:
+                continue
 
     def close(self) -> None:
         """The script has ended."""
