@@ -40,8 +40,6 @@ class FlatHost(Protocol):
 
     def end_step(self, started: float, number: int | None) -> None: ...
 
-    def meet(self, feed: Feed, number: int) -> None: ...
-
     def leave_complete(self, started: float) -> None: ...
 
     def leave_broken(self, sentence: str) -> None: ...
@@ -72,7 +70,7 @@ def flat(host: FlatHost, source: Source) -> Iterator[Any]:
             first = numbers.stop
             host.end_step(loop.started, first)
             feed.settle(first)
-        host.meet(feed, first)
+        feed.meet(first)
     except GeneratorExit:
         loop.leave()
         raise

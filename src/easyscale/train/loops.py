@@ -174,12 +174,6 @@ class Loops:
         feed.close()
         self.track.end_loop()
 
-    def meet(self, feed: Feed, number: int) -> None:
-        """A training loop has come to its end, after ``number`` mini-batches, on all workers."""
-        if self._mover is not None:
-            self._mover.meet()
-            feed.settle(number)
-
     def _steps(self, source: Source) -> Iterator[Step]:
         feed = self.open(source)
         if feed is None:
@@ -195,7 +189,7 @@ class Loops:
                 first = numbers.stop
                 self.end_step(started, first)
                 feed.settle(first)
-            self.meet(feed, first)
+            feed.meet(first)
         except GeneratorExit:
             self._leave(step, started)
             raise

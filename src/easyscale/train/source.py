@@ -178,6 +178,12 @@ class Feed:
             self._forget(old)
             self._note(self.stream)
 
+    def meet(self, number: int) -> None:
+        """The loop has come to its end, after ``number`` mini-batches, on all workers."""
+        if self._mover is not None:
+            self._mover.meet()
+            self.settle(number)
+
     def upcoming(self, first: int) -> range:
         """Numbers of the mini-batches of the next global step, none at the end."""
         while True:

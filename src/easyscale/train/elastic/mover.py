@@ -7,7 +7,8 @@ from typing import TypeVar
 
 from easyscale.train.checkpoint.state import JobState
 from easyscale.train.elastic.contexts import Contexts
-from easyscale.train.elastic.member import Member, RepeatError
+from easyscale.train.elastic.member import Member
+from easyscale.train.elastic.standing import RepeatError
 from easyscale.train.elastic.state import StateKeeper
 from easyscale.train.elastic.track import Track
 from easyscale.train.prepared import Prepared
