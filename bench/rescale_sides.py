@@ -36,6 +36,7 @@ class Change:
         step_s: a usual step afterwards.
         redone: mini-batches of finished steps that were done again.
         phases: where the time went, as the run says.
+        still_s: the "pause" of steps after which nothing changed: what neighbours on the machine do to the number.
     """
 
     what: str
@@ -44,6 +45,7 @@ class Change:
     step_s: float
     redone: int
     phases: dict[str, float] = field(default_factory=dict)
+    still_s: list[float] = field(default_factory=list)
 
 
 def environment() -> dict[str, str]:
@@ -134,6 +136,7 @@ class EasyScaleRun(Side):
         self._events = Tail(folder / "runs" / "job" / "events.jsonl")
         self._rescales: list[dict[str, Any]] = []
         self._workers = FIRST_WORKERS
+        self._alone_step_s = 0.0
         job = ("--ests", str(NUM_ESTS), "--placement", "0,1|2,3", "--workers", "1:4", "--max-failures", "20")
         self._start(
             *("easyscale", "run", "--name", "job", "--run-dir", "runs", "--quiet", *job),
@@ -159,7 +162,8 @@ class EasyScaleRun(Side):
         asked_at = time.time()
         ask(self._folder / "runs", "job", {"ask": "scale", "workers": workers})
         change = self._measure(self._next_rescale(), f"{before}-{workers}", asked_at)
-        self.settle()
+        if workers == 1:
+            self._alone_step_s = change.step_s
         return change
 
     def _measure(self, event: dict[str, Any], what: str, began_at: float) -> Change:
@@ -168,7 +172,8 @@ class EasyScaleRun(Side):
         done_at = self.stamps.finished_at(step)
         pause_s = done_at - self.stamps.finished_at(step - 1) - step_s
         redone = NUM_ESTS * (self.stamps.repeated() - repeated)
-        return Change(what, pause_s, done_at - began_at, step_s, redone, event["seconds"])
+        still_s = [one - step_s for one in self.stamps.steps_s(step + 1, step + self._settle)]
+        return Change(what, pause_s, done_at - began_at, step_s, redone, event["seconds"], still_s)
 
     def kill(self) -> Change:
         """SIGKILL to one of the workers; the run replaces it, which is waited for."""
@@ -186,11 +191,9 @@ class EasyScaleRun(Side):
         first, last = loss["global_step"], replacement["global_step"]
         done_at = self.stamps.finished_at(first)
         # The replacement may come after so few steps that none of them is usual.
-        step_s = self.stamps.usual_step_s(first + 1, last - 1) if last - first > 2 else self._slow_step_s
+        step_s = self.stamps.usual_step_s(first + 1, last - 1) if last - first > 3 else self._alone_step_s
         pause_s = done_at - self.stamps.finished_at(first - 1) - step_s
         return Change("kill", pause_s, done_at - killed_at, step_s, 0, loss["seconds"])
-
-    _slow_step_s = 0.0
 
 
 class TorchrunRun(Side):
@@ -246,22 +249,22 @@ class TorchrunRun(Side):
 
     def scale(self, workers: int) -> Change:
         """A planned change: agents are started, or asked to end. The first one keeps the rendezvous."""
-        before, old = len(self._agents), self._seen()
+        before, old, running = len(self._agents), self._seen(), self._alive()
         began_at = time.time()
         for agent in self._agents[workers:]:
             agent.terminate()
         del self._agents[workers:]
         self._agents += [self._start_agent() for _ in range(workers - before)]
-        return self._measure(f"{before}-{workers}", began_at, old)
+        return self._measure(f"{before}-{workers}", began_at, old, running)
 
     def kill(self) -> Change:
         """SIGKILL to one of the workers; its agent starts all anew, with as many as before."""
-        old = self._seen()
-        victim = self._random.choice(sorted(self._alive()))
+        old, running = self._seen(), self._alive()
+        victim = self._random.choice(sorted(running))
         self._moment(self._step_s_of(victim))
         began_at = time.time()
         os.kill(victim, signal.SIGKILL)
-        return self._measure("kill", began_at, old)
+        return self._measure("kill", began_at, old, running)
 
     def _seen(self) -> frozenset[int]:
         self.stamps.read()
@@ -271,7 +274,7 @@ class TorchrunRun(Side):
         (_, before), (_, after) = self.stamps.by_pid[pid][-2:]
         return after - before
 
-    def _measure(self, what: str, began_at: float, old: frozenset[int]) -> Change:
+    def _measure(self, what: str, began_at: float, old: frozenset[int], running: frozenset[int]) -> Change:
         self._wait_for_generation(old)
         self._settle_here()
         new = self._alive() - old
@@ -280,9 +283,8 @@ class TorchrunRun(Side):
         ends = list(zip(*([when for _, when in self.stamps.by_pid[pid]] for pid in new), strict=False))
         steps = sorted(max(b) - max(a) for a, b in zip(ends, ends[1:], strict=False))
         step_s = steps[len(steps) // 2]
-        stopped_at, last = max((self.stamps.by_pid[pid][-1][1], self.stamps.by_pid[pid][-1][0]) for pid in old)
-        members = sum(self.stamps.by_pid[pid][-1][0] >= last - 1 for pid in old)
-        redone = members * max(0, last + 1 - first)
+        stopped_at, last = max((self.stamps.by_pid[pid][-1][1], self.stamps.by_pid[pid][-1][0]) for pid in running)
+        redone = len(running) * max(0, last + 1 - first)
         return Change(what, done_at - stopped_at - step_s, done_at - began_at, step_s, redone)
 
 

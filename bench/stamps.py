@@ -75,10 +75,14 @@ class Stamps:
         first = [dict(reversed(stamps)) for stamps in self.by_pid.values()]
         return max(stamps[global_step] for stamps in first if global_step in stamps)
 
+    def steps_s(self, first: int, last: int) -> list[float]:
+        """How long each step from ``first`` to ``last`` took."""
+        ends = [self.finished_at(step) for step in range(first - 1, last + 1)]
+        return [after - before for before, after in zip(ends, ends[1:], strict=False)]
+
     def usual_step_s(self, first: int, last: int) -> float:
         """The median step from ``first`` to ``last``."""
-        ends = [self.finished_at(step) for step in range(first - 1, last + 1)]
-        return statistics.median(after - before for before, after in zip(ends, ends[1:], strict=False))
+        return statistics.median(self.steps_s(first, last))
 
     def repeated(self) -> int:
         """Steps that a process finished more than once."""
@@ -93,7 +97,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def wait_until(condition: Callable[[], bool], what: str, patience_s: float = 180.0) -> None:
+def wait_until(condition: Callable[[], bool], what: str, patience_s: float = 300.0) -> None:
     """Look again and again, seldom enough not to disturb what is measured.
 
     Raises:
