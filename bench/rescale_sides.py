@@ -209,15 +209,16 @@ class TorchrunRun(Side):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self._port = probe.getsockname()[1]
-        self._agents = [self._start_agent() for _ in range(FIRST_WORKERS)]
+        self._agents = [self._start_agent(is_host=number == 0) for number in range(FIRST_WORKERS)]
         self._wait_for_generation(frozenset())
         self._settle_here()
 
-    def _start_agent(self) -> subprocess.Popen[bytes]:
+    def _start_agent(self, *, is_host: bool = False) -> subprocess.Popen[bytes]:
+        conf = f"is_host={int(is_host)},last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
         return self._start(
             *("torch.distributed.run", "--nnodes", "1:4", "--nproc-per-node", "1", "--max-restarts", "1000"),
             *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{self._port}", "--rdzv-id", "job"),
-            *("--rdzv-conf", "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"),
+            *("--rdzv-conf", conf),
             *("--local-addr", "127.0.0.1", "--monitor-interval", "0.1"),
             *(str(JOB), "ddp", self._size, str(self._folder / "stamps")),
             *(str(self._folder / "checkpoint"), str(self._every)),
@@ -290,6 +291,7 @@ class TorchrunRun(Side):
 
 def run_cycle(side: EasyScaleRun | TorchrunRun) -> Iterator[Change]:
     """2 -> 4 -> 3 -> 1 -> 2 workers, and a kill of one of the two."""
-    for workers in (4, 3, 1, 2):
-        yield side.scale(workers)
-    yield side.kill()
+    for workers in (4, 3, 1, 2, None):
+        change = side.kill() if workers is None else side.scale(workers)
+        print(f"{type(side).__name__} {change}", file=sys.stderr, flush=True)
+        yield change

@@ -1,7 +1,6 @@
 """Sends the state of a job to workers that join it, over their new group. Runs in the worker; nothing is pickled.
 
-First what there is, as JSON, then the tensors' bytes: small ones together, large ones from where they are to where they
-will be. All messages are under way at once, so that no process waits for another one between two of them.
+First what there is, as JSON, then the tensors' bytes, small ones together.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from easyscale.train.checkpoint.state import JobFacts, JobState
 from easyscale.train.reduce.channel import Channel
 
 _MESSAGE_BYTES = 1 << 20
+"""Larger tensors travel alone, from where they are to where they will be: putting them together would copy them."""
 
 
 def send(channel: Channel, state: JobState, ranks: Sequence[int]) -> None:
@@ -34,9 +34,10 @@ def send(channel: Channel, state: JobState, ranks: Sequence[int]) -> None:
         for rank in ranks:
             channel.send(_on(channel, torch.tensor([len(head)])), rank)
             channel.send(_on(channel, torch.frombuffer(bytearray(head), dtype=torch.uint8)), rank)
-        messages = [_pack(channel, [tensors[name] for name in names]) for names in _messages(tensors)]
-        for work in [channel.post(message, rank) for message in messages for rank in ranks]:
-            work.wait()
+        for names in _messages(tensors):
+            message = _pack(channel, [tensors[name] for name in names])
+            for rank in ranks:
+                channel.send(message, rank)
 
     channel.call(job)
 
@@ -52,11 +53,8 @@ def receive(channel: Channel, source: int) -> JobState:
             name: torch.empty(shape, dtype=getattr(torch, dtype), device=channel.device)
             for name, dtype, shape in head["tensors"]
         }
-        messages = [_Arrival([tensors[name] for name in names]) for names in _messages(tensors)]
-        for work in [channel.expect(message.data, source) for message in messages]:
-            work.wait()
-        for message in messages:
-            message.unpack()
+        for names in _messages(tensors):
+            _unpack(channel, [tensors[name] for name in names], source)
         return head, tensors
 
     head, tensors = channel.call(job)
@@ -88,19 +86,15 @@ def _pack(channel: Channel, tensors: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-class _Arrival:
-    """Where a message is put: into its only tensor, or for a while into memory of its own."""
-
-    def __init__(self, tensors: list[Tensor]) -> None:
-        self._views = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors]
-        size = sum(view.numel() for view in self._views)
-        self.data = self._views[0] if len(tensors) == 1 else self._views[0].new_empty(size)
-
-    def unpack(self) -> None:
-        if len(self._views) == 1:
-            return
-        for view, part in zip(self._views, self.data.split([view.numel() for view in self._views]), strict=True):
-            view.copy_(part)
+def _unpack(channel: Channel, tensors: list[Tensor], source: int) -> None:
+    views = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors]
+    if len(views) == 1:
+        channel.receive(views[0], source)
+        return
+    message = views[0].new_empty(sum(view.numel() for view in views))
+    channel.receive(message, source)
+    for view, part in zip(views, message.split([view.numel() for view in views]), strict=True):
+        view.copy_(part)
 
 
 def _on(channel: Channel, tensor: Tensor) -> Tensor:

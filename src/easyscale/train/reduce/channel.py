@@ -199,14 +199,6 @@ class Channel:
         self.group.recv([tensor], source, 0).wait()
         return tensor
 
-    def post(self, tensor: torch.Tensor, to: int) -> Any:
-        """Begin to hand ``tensor`` to one worker; called in the channel's thread, which waits for what it returns."""
-        return self.group.send([tensor], to, 0)
-
-    def expect(self, tensor: torch.Tensor, source: int) -> Any:
-        """Begin to fill ``tensor`` with what ``source`` posts, in the order in which it does."""
-        return self.group.recv([tensor], source, 0)
-
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Add up ``tensor`` over workers, in place. For integers: the order of the sum is the transport's."""
         self.group.allreduce([tensor]).wait()
