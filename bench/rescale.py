@@ -2,14 +2,14 @@
 
 Each run begins on two workers and goes 2 -> 4 -> 3 -> 1 -> 2 as ``easyscale scale`` asks for it, and one worker is
 killed by SIGKILL at a random moment of a step. The DDP script does the same under torchrun, with checkpoints. Sizes: a
-CNN of 82,000 parameters, and a Transformer of 105 million with momentum, 842 MB of state which joiners are sent. The
+CNN of 82,000 parameters, and a Transformer of 105 million with momentum, 840 MB of state which joiners are sent. The
 two sides take turns.
 
 Pause: from the last global step finished before a change to the first one finished after it (by all workers, by their
 own clocks), minus the median step afterwards. Aims: at most 60 ms in the median and 100 times shorter than torchrun's;
 from a SIGKILL to the next finished step at most 150 ms and two steps; nothing that was finished is done again.
-``without_change`` is the same number for steps after which nothing changed: a busy machine
-makes it large. ``copy`` is what sending as many bytes over gloo costs alone, without looking at what is sent.
+``without_change`` is the same number for steps after which nothing changed: a busy machine makes it large. ``copy`` is
+what sending as many bytes over gloo costs alone, without looking at what is sent.
 """
 
 from __future__ import annotations
