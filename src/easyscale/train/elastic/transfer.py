@@ -1,6 +1,6 @@
 """Sends the state of a job to workers that join it, over their new group. Runs in the worker; nothing is pickled.
 
-First what there is, as JSON, then the tensors' bytes in a few large messages.
+First what there is, as JSON, then the tensors' bytes, small ones together.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from easyscale.train.checkpoint.encode import encode
 from easyscale.train.checkpoint.state import JobFacts, JobState
 from easyscale.train.reduce.channel import Channel
 
-_MESSAGE_BYTES = 32 << 20
+_MESSAGE_BYTES = 1 << 20
+"""Larger tensors travel alone, from where they are to where they will be: putting them together would copy them."""
 
 
 def send(channel: Channel, state: JobState, ranks: Sequence[int]) -> None:
