@@ -157,7 +157,9 @@ class _Drawing:
             return
         if not self._is_full or self._workers < needed:
             self._change(step, needed)
-        point = self._random.choice(self.schedule.program.points)
+        # after the pass counts, a loss is noticed at the border, and nobody recovers from it inside a step
+        points = BEFORE_COUNTS if kind == "while it recovers" else self.schedule.program.points
+        point = self._random.choice(points)
         self._fault(step, kind if num_lost == 1 else "kill", point)
         if kind == "two":
             self._fault(step, self._random.choice(("kill", "kill", "stop")), self._random.choice(BEFORE_COUNTS))

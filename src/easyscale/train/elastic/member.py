@@ -185,6 +185,7 @@ class Member:
         """The script has come to its first loop: a joiner waits here until it is let in. Whether it was just now."""
         if not self._is_ready:
             self._is_ready = True
+            reach("startup.first_loop")
             self._tell(Ready(self._worker))
         if self._seat is not None:
             return False
@@ -215,6 +216,7 @@ class Member:
         started = time.time()
         reach("rescale.border")
         form, _ = self._enter(form, Standing(self.left), is_urgent=False)
+        reach("rescale.done")
         self._tell(Moved(self._worker, form.generation, time.time() - started))
         return form
 
