@@ -90,7 +90,8 @@ class Schedule:
 
     @property
     def num_losses(self) -> int:
-        return sum(fault.action != "term" for fault in self.faults)
+        """Workers that are lost for sure: whoever recovers is lost only if somebody is inside of an operation then."""
+        return sum(fault.action != "term" and fault.virtual_rank is not None for fault in self.faults)
 
     def __str__(self) -> str:
         lines = [f"seed {self.seed}: {self.program.args} {self.program.overrides}, from {self.start}"]
@@ -157,7 +158,9 @@ class _Drawing:
             return
         if not self._is_full or self._workers < needed:
             self._change(step, needed)
-        point = self._random.choice(self.schedule.program.points)
+        # after the pass counts, a loss is noticed at the border, and nobody recovers from it inside a step
+        points = BEFORE_COUNTS if kind == "while it recovers" else self.schedule.program.points
+        point = self._random.choice(points)
         self._fault(step, kind if num_lost == 1 else "kill", point)
         if kind == "two":
             self._fault(step, self._random.choice(("kill", "kill", "stop")), self._random.choice(BEFORE_COUNTS))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from easyscale.core.job import Fault
-from elastic.conftest import Jobs
+from elastic.conftest import Jobs, assert_equal
 
 IN_A_STEP = [
     "step.begin",
@@ -24,10 +24,13 @@ IN_A_RESCALE = [
     "rescale.border",
     "rescale.before_meeting",
     "rescale.before_state",
+    "rescale.in_state",
     "rescale.after_state",
     "rescale.formed",
+    "rescale.done",
     "joiner.arrived",
 ]
+AT_THE_START = ["startup.session", "startup.first_loop"]
 
 
 def test_a_killed_worker_costs_one_pass(jobs: Jobs) -> None:
@@ -71,6 +74,28 @@ def test_a_kill_anywhere_in_a_step_of_the_drop_in_form(jobs: Jobs, point: str) -
 @pytest.mark.parametrize("worker", [0, 1, 2])
 def test_a_kill_anywhere_in_a_rescale(jobs: Jobs, point: str, worker: int) -> None:
     jobs.check("cnn", schedule=((3, 4), (5, 2)), faults=(Fault(point, worker_rank=worker),))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", AT_THE_START)
+@pytest.mark.parametrize("action", ["kill", "exit", "stop"])
+def test_a_worker_that_joins_is_lost_while_it_starts(jobs: Jobs, point: str, action: str) -> None:
+    faults = (Fault(point, action, worker_rank=2),)
+    ran = jobs.check("cnn", schedule=((3, 4),), faults=faults, hang_timeout_s=1.5)
+    assert [event.worker_rank for event in ran.losses] == [2]
+    assert ran.rescales[0].joined == [3, 4]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", AT_THE_START)
+def test_a_worker_lost_before_anybody_trained_is_replaced_or_ends_the_run_in_words(jobs: Jobs, point: str) -> None:
+    """By chance: where the other one has come to its first loop by then, it has the job's state."""
+    ran = jobs.run("cnn", faults=(Fault(point, worker_rank=1),))
+    if ran.result.state == "finished":
+        assert [event.worker_rank for event in ran.losses] == [1]
+        assert_equal(ran, jobs.reference("cnn"))
+    else:
+        assert "worker 1 (virtual ranks 2, 3) was ended by SIGKILL" in str(ran.result.error)
 
 
 @pytest.mark.slow

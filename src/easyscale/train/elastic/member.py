@@ -155,6 +155,7 @@ class Member:
         """
         is_first, self._is_ready = not self._is_ready, True
         if is_first:
+            reach("startup.first_loop")
             self._tell(Ready(self._worker))
         if self._seat is not None:
             return is_first and self.received is not None
@@ -185,6 +186,7 @@ class Member:
         started = time.time()
         reach("rescale.border")
         form, _ = self._enter(form, Standing(self.left), is_urgent=False)
+        reach("rescale.done")
         self._tell(Moved(self._worker, form.generation, time.time() - started))
         return form
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from easyscale.train.checkpoint.decode import decode
 from easyscale.train.checkpoint.encode import encode
 from easyscale.train.checkpoint.state import JobFacts, JobState
+from easyscale.train.process.faults import reach
 from easyscale.train.reduce.channel import Channel
 
 _MESSAGE_BYTES = 1 << 20
@@ -34,6 +35,7 @@ def send(channel: Channel, state: JobState, ranks: Sequence[int]) -> None:
         for rank in ranks:
             channel.send(_on(channel, torch.tensor([len(head)])), rank)
             channel.send(_on(channel, torch.frombuffer(bytearray(head), dtype=torch.uint8)), rank)
+        reach("rescale.in_state")
         for names in _messages(tensors):
             message = _pack(channel, [tensors[name] for name in names])
             for rank in ranks:
@@ -49,6 +51,7 @@ def receive(channel: Channel, source: int) -> JobState:
         length = channel.receive(torch.zeros(1, dtype=torch.int64, device=channel.device), source)
         data = channel.receive(torch.empty(int(length), dtype=torch.uint8, device=channel.device), source)
         head = json.loads(data.cpu().numpy().tobytes())
+        reach("rescale.in_state")
         tensors = {
             name: torch.empty(shape, dtype=getattr(torch, dtype), device=channel.device)
             for name, dtype, shape in head["tensors"]
