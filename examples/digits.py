@@ -5,6 +5,7 @@ Runs in every worker process, as any training script. Nothing here knows how man
     python examples/digits.py                                  one process, one EST
     easyscale run --ests 4 --workers 2 examples/digits.py      four ESTs on two workers
     easyscale run --ests 4 --placement "3,0|2,1" examples/digits.py      the same model, in every bit
+    easyscale run --ests 4 --workers 2 --rescale 90:4,180:1 examples/digits.py    and again, on 2, 4 and 1
 """
 
 from __future__ import annotations
@@ -48,49 +49,43 @@ def load_data() -> tuple[TensorDataset, Tensor, Tensor]:
     return TensorDataset(images[train], labels[train]), images[test], labels[test]
 
 
-def count_correct(logits: Tensor, labels: Tensor) -> int:
-    return int((logits.argmax(1) == labels).sum())
+def share_correct(logits: Tensor, labels: Tensor) -> float:
+    return float((logits.argmax(1) == labels).double().mean())
 
 
-def train_epoch(session, model, optimizer, loader, lr_scheduler) -> float:
+def train_epoch(session, model, optimizer, loader, lr_scheduler) -> None:
     """The two-loop form: the inner body is one EST's turn, the outer body one global step."""
-    correct = seen = 0
     for step in session.steps(loader):
         for images, labels in step:
             images, labels = images.to(session.device), labels.to(session.device)
             logits = model(images)
             loss = F.cross_entropy(logits, labels)
             loss.backward()
-            correct, seen = correct + count_correct(logits, labels), seen + len(labels)
-            session.log(loss=loss)
+            session.log(loss=loss, accuracy=share_correct(logits, labels))
         optimizer.step()
         optimizer.zero_grad()
         lr_scheduler.step()
-    return session.sum(correct) / session.sum(seen)
 
 
-def train_epoch_drop_in(session, model, optimizer, loader, lr_scheduler) -> float:
+def train_epoch_drop_in(session, model, optimizer, loader, lr_scheduler) -> None:
     """The drop-in form: a plain PyTorch loop; the prepared optimizer acts once per global step."""
-    correct = seen = 0
     for images, labels in loader:
         images, labels = images.to(session.device), labels.to(session.device)
         optimizer.zero_grad()
         logits = model(images)
         loss = F.cross_entropy(logits, labels)
         loss.backward()
-        correct, seen = correct + count_correct(logits, labels), seen + len(labels)
-        session.log(loss=loss)
+        session.log(loss=loss, accuracy=share_correct(logits, labels))
         optimizer.step()
         lr_scheduler.step()
-    return session.sum(correct) / session.sum(seen)
 
 
 @torch.no_grad()
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
     model.eval()
-    correct = count_correct(model(images), labels)
+    share = share_correct(model(images), labels)
     model.train()
-    return correct / len(labels)
+    return share
 
 
 def main() -> None:
@@ -113,10 +108,10 @@ def main() -> None:
 
     train = train_epoch_drop_in if args.drop_in else train_epoch
     for epoch in session.epochs(args.epochs):
-        train_accuracy = train(session, model, optimizer, loader, lr_scheduler)
+        train(session, model, optimizer, loader, lr_scheduler)
+        test_accuracy = accuracy(model, test_images, test_labels)
         if session.is_main:
-            print(f"epoch {epoch + 1:2}: training accuracy {train_accuracy:.1%}", flush=True)
-    test_accuracy = accuracy(model, test_images, test_labels)
+            print(f"epoch {epoch + 1:2}: accuracy {test_accuracy:.1%}", flush=True)
     if session.is_main:
         print(f"test accuracy {test_accuracy:.2%}", flush=True)
 
