@@ -8,6 +8,7 @@ loads nothing, so nobody would notice. Here each data worker says that it has be
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 from multiprocessing.connection import wait
@@ -19,6 +20,11 @@ from easyscale.core.errors import DataError
 BEGIN_S = 10.0
 """How long a data worker may take to begin: some milliseconds are usual."""
 _TRIES = 5
+
+
+# What was garbage in the process that forked is not to be collected in the copy: the end of a process group of gloo's
+# would wait for its threads, which are not there.
+os.register_at_fork(after_in_child=gc.freeze)
 
 
 class _Process(ForkProcess):

@@ -1,8 +1,8 @@
 """Loads mini-batches so that their random numbers depend on their place in the job alone.
 
 Runs in data worker processes, and in the worker where there are none. A sample's generators are set from (seed, loader,
-epoch, place of the sample in the epoch's order), ``collate_fn``'s from (seed, loader, epoch, step, virtual rank):
-neither the number of data workers nor the placement nor the batch size shows in a sample.
+epoch, virtual rank, number of the sample among those of that rank), ``collate_fn``'s from (seed, loader, epoch, step,
+virtual rank): neither the number of data workers nor the placement shows in a sample.
 
 Setting a generator takes longer than loading a small sample. So a process sets only those generators that the dataset
 was seen to draw from; that it draws from no other is checked after every mini-batch, and one that did is loaded again
