@@ -16,6 +16,8 @@ import pytest
 
 from easyscale.core.events import CheckpointEvent, ResumeEvent, StepEvent
 from easyscale.core.job import CheckpointSpec, Fault
+from easyscale.train.checkpoint.read import find_newest
+from easyscale.train.checkpoint.write import POINTS
 from elastic.conftest import SCRIPT, Jobs, Ran
 from launch.harness import Recorder, leftovers
 
@@ -185,6 +187,64 @@ def test_a_job_whose_launcher_is_gone_ends_with_a_checkpoint(jobs: Jobs, tmp_pat
     digests = {step.global_step: step.digest for step in whole.steps}
     assert all(step.digest == digests[step.global_step] for step in second.steps)
     assert second.result.digest == whole.result.digest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", POINTS)
+def test_a_writer_that_is_killed_anywhere_costs_neither_the_job_nor_its_checkpoints(
+    jobs: Jobs, tmp_path: Path, point: str
+) -> None:
+    ran = jobs.check(
+        "cnn", "--sleep", 0.02, placement="0,1|2,3", checkpoint=spec(tmp_path, 1, keep=2), faults=(Fault(point),)
+    )
+    assert ran.losses
+    found = find_newest(tmp_path / "checkpoints")
+    assert found is not None
+    assert not found.skipped
+    assert found.checkpoint.state.global_step == len(ran.steps)
+    assert not list((tmp_path / "checkpoints").glob(".*partial*"))
+
+
+SCALED = """
+import easyscale, torch
+session = easyscale.session(num_ests=2, seed=1)
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=3)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2)
+model, optimizer, scaler, schedule = session.prepare(model, optimizer, scaler, schedule)
+for step in session.steps(10):
+    for rank in step:
+        x = torch.full((2, 3), rank + 1.0)
+        if step.global_step == 7:
+            x[0, 0] = float("inf")  # an overflow
+        scaler.scale(model(x).mean()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    before = schedule.get_last_lr()[0]
+    schedule.step()
+    session.log(scale=scaler.get_scale(), growth=scaler.state_dict()["_growth_tracker"], lr=before)
+"""
+
+
+def test_loss_scale_schedule_and_moments_go_on_where_they_were(jobs: Jobs, tmp_path: Path) -> None:
+    """Scenarios 45, 46 and 48."""
+    script = tmp_path / "scaled.py"
+    script.write_text(SCALED)
+    whole = jobs.run(script=script, placement="0,1")
+    assert {step.log["0"]["scale"] for step in whole.steps} == {256.0, 512.0, 1024.0}
+    jobs.run(
+        script=script,
+        placement="0|1",
+        checkpoint=spec(tmp_path, 5),
+        faults=(Fault("step.in_turn", step=5),),
+        max_failures=0,
+    )
+    second = jobs.run(script=script, placement="0,1", checkpoint=spec(tmp_path, 5, resume=True))
+    assert [step.global_step for step in second.steps] == list(range(5, 10))
+    for found, expected in zip(second.steps, whole.steps[5:], strict=True):
+        assert (found.digest, found.log) == (expected.digest, expected.log)
 
 
 SAVING = """

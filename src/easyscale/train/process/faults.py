@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable, Sequence
 
 from easyscale.core.job import Fault
+from easyscale.train.checkpoint.write import POINTS as OF_CHECKPOINTS
 
 POINTS = (
     "startup.session",
@@ -35,8 +36,7 @@ POINTS = (
     "rescale.after_state",
     "rescale.formed",
     "rescale.done",
-    "checkpoint.before",
-    "checkpoint.after",
+    *OF_CHECKPOINTS,
 )
 
 _armed: list[Fault] = []
