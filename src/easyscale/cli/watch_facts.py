@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from typing import Any
 
 from easyscale.cli.status import mean_scalars
-from easyscale.core.events import FailureEvent, LossEvent, RescaleEvent
+from easyscale.core.events import FailureEvent, LossEvent, RescaleEvent, float_to_json
 from easyscale.core.placement import Placement
 from easyscale.launch.runs import Run
 
@@ -97,7 +96,7 @@ def to_json(body: Any) -> str:
 
 def _strict(value: Any) -> Any:
     if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
+        return float_to_json(value)
     if isinstance(value, dict):
         return {key: _strict(one) for key, one in value.items()}
     return [_strict(one) for one in value] if isinstance(value, list) else value

@@ -145,7 +145,7 @@ def to_line(event: Event) -> str:
     """One line of strict JSON without its newline; what is None is left out."""
     facts = {name: value for name, value in dataclasses.asdict(event).items() if value is not None}
     if isinstance(event, StepEvent):
-        facts["log"] = _map_log(event.log, _float_to_json)
+        facts["log"] = _map_log(event.log, float_to_json)
     body = {"t": facts.pop("t"), "type": _NAME_BY_TYPE[type(event)], **facts}
     return json.dumps(body, separators=(",", ":"), allow_nan=False)
 
@@ -187,6 +187,6 @@ def _map_log(log: Mapping[str, Mapping[str, Any]], convert: Any) -> dict[str, di
     return {rank: {name: convert(value) for name, value in values.items()} for rank, values in log.items()}
 
 
-def _float_to_json(value: float) -> float | str:
+def float_to_json(value: float) -> float | str:
     """JSON has no words for infinite or undefined numbers, and a diverged loss is worth recording."""
     return value if math.isfinite(value) else str(value)

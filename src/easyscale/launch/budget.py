@@ -26,10 +26,14 @@ class FailureBudget:
         if self._steps_since >= STEPS_THAT_FORGIVE:
             self.used = 0
 
+    def note(self, used: int) -> None:
+        """A worker was lost, and so many are counted now."""
+        self.used = used
+        self._steps_since = 0
+
     def spend(self, why: str) -> str | None:
         """A worker was lost; the sentence to give up with, if that was one too many."""
-        self.used += 1
-        self._steps_since = 0
+        self.note(self.used + 1)
         if self.used <= self._allowed:
             return None
         return (

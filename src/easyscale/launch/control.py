@@ -159,17 +159,27 @@ def _is_owner(connection: socket.socket) -> bool:
     return user in (os.getuid(), 0)
 
 
+def folder_of(run_dir: Path, name: str) -> Path:
+    """Where the run ``name`` leaves its record.
+
+    Raises:
+        RefusedError: there is no such run.
+    """
+    folder = run_dir / name
+    if not folder.is_dir():
+        raise RefusedError(
+            f"there is no run named {name!r} in {run_dir}: give the name of a folder there, or --run-dir"
+        )
+    return folder
+
+
 def ask(run_dir: Path, name: str, request: dict[str, Any], patience_s: float = 10.0) -> dict[str, Any]:
     """Ask the run ``name``; its answer.
 
     Raises:
         RefusedError: there is no such run, it does not run, or it says no.
     """
-    folder = (run_dir / name).absolute()
-    if not folder.is_dir():
-        raise RefusedError(
-            f"there is no run named {name!r} in {run_dir}: give the name of a folder there, or --run-dir"
-        )
+    folder = folder_of(run_dir, name).absolute()
     try:
         token = (folder / TOKEN_NAME).read_text()
         with socket.socket(socket.AF_UNIX) as connection:

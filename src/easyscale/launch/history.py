@@ -17,7 +17,7 @@ from easyscale.core.events import (
     StartEvent,
     StepEvent,
 )
-from easyscale.launch.elasticity import STEPS_THAT_FORGIVE
+from easyscale.launch.budget import FailureBudget
 
 _NEWEST_STEPS = 200
 _STEP_MARK = b'"type":"step"'
@@ -32,7 +32,6 @@ class History:
         checkpoint: the newest one that was written, or that the run began from.
         resumed_at: the global step that it began with.
         lost: workers lost so far.
-        failures: those of them that count against ``--max-failures`` now.
     """
 
     def __init__(self) -> None:
@@ -42,8 +41,7 @@ class History:
         self.checkpoint: str | None = None
         self.resumed_at = 0
         self.lost = 0
-        self.failures = 0
-        self._steps_since_loss = 0
+        self._budget = FailureBudget(allowed=0)
         self._steps: deque[bytes] = deque(maxlen=_NEWEST_STEPS)
 
     def add(self, line: bytes) -> None:
@@ -54,9 +52,7 @@ class History:
         """
         if _STEP_MARK in line[:_MARK_WITHIN]:
             self._steps.append(line)
-            self._steps_since_loss += 1
-            if self._steps_since_loss >= STEPS_THAT_FORGIVE:
-                self.failures = 0
+            self._budget.progressed()
             return
         event = events.from_line(line)
         if isinstance(event, StartEvent):
@@ -71,7 +67,12 @@ class History:
             self.changes.append(event)
             if isinstance(event, LossEvent):
                 self.lost += 1
-                self.failures, self._steps_since_loss = event.failures_in_a_row, 0
+                self._budget.note(event.failures_in_a_row)
+
+    @property
+    def failures(self) -> int:
+        """Losses that count against ``--max-failures`` now."""
+        return self._budget.used
 
     @property
     def steps(self) -> list[StepEvent]:

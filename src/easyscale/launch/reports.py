@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from easyscale.core.events import CheckpointEvent, LossEvent, ResumeEvent
+from easyscale.core.events import CheckpointEvent, LossEvent, RescaleEvent, ResumeEvent
 from easyscale.core.messages import Logged, Moved, Resumed, Saved, StepReport
 from easyscale.launch.actions import Begun
 from easyscale.launch.folder import EventLog
@@ -85,18 +85,17 @@ class Reports:
 
     def end(self) -> None:
         """No step comes any more."""
-        self._write_rescales(None)
+        self._write(self._rescales.rest())
 
     def _tell(self, finished: list[StepReport]) -> list[int]:
         for whole in finished:
             event = to_event(whole, time.time())
             self._event_log.write(event)
-            self._write_rescales(whole.global_step)
+            self._write(self._rescales.step(whole.global_step, time.time()))
             self._listener.step(event, whole.total_steps)
         return [whole.global_step for whole in finished]
 
-    def _write_rescales(self, global_step: int | None) -> None:
-        done = self._rescales.rest() if global_step is None else self._rescales.step(global_step, time.time())
-        for event in done:
+    def _write(self, rescales: Iterable[RescaleEvent]) -> None:
+        for event in rescales:
             self._event_log.write(event)
             self._listener.rescale(event)

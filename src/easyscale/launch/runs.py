@@ -10,7 +10,7 @@ from typing import Any
 
 from easyscale.core import events
 from easyscale.core.errors import EasyScaleError, RefusedError
-from easyscale.launch.control import SOCKET_NAME, ask
+from easyscale.launch.control import SOCKET_NAME, ask, folder_of
 from easyscale.launch.folder import RESULT_NAME
 from easyscale.launch.history import History, HistoryReader
 
@@ -116,11 +116,7 @@ def find(run_dir: Path, name: str | None) -> Run:
     """
     if name is None:
         return _only_living(run_dir)
-    folder = run_dir / name
-    if not folder.is_dir():
-        raise RefusedError(
-            f"there is no run named {name!r} in {run_dir}: give the name of a folder there, or --run-dir"
-        )
+    folder = folder_of(run_dir, name)
     if not is_run(folder):
         raise RefusedError(f"{folder} is not the folder of a run: there is no {events.FILE_NAME} in it")
     return Run(folder)

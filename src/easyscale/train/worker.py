@@ -34,6 +34,7 @@ from easyscale.train.process.output import OutputRouter
 _LAUNCHER_END_S = 1.0
 """Between the end of a dying launcher's connection and its own."""
 _OTHERS_END_S = 1.0
+"""How long a worker that writes no checkpoint outlives its border then. It cannot see how far the writer is."""
 
 
 def main(config_json: str, connection: Connection) -> None:

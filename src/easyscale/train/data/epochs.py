@@ -43,7 +43,7 @@ class Epochs:
     @property
     def has_chosen(self) -> bool:
         """Whether the epoch's number is one that the script chose, here or with ``session.epochs``."""
-        return self.own is not None or self._host.epoch_in_use is not None
+        return self.coming is not None
 
     @property
     def coming(self) -> int | None:

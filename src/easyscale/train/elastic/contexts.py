@@ -20,6 +20,7 @@ from easyscale.train.checkpoint.encode import encode
 from easyscale.train.context.rng import RngState
 from easyscale.train.data.loader import ElasticLoader
 from easyscale.train.data.streams import Stream
+from easyscale.train.elastic.transfer import empty_tensors, table_of
 from easyscale.train.reduce.channel import Channel
 from easyscale.train.turns import Turns
 
@@ -184,8 +185,7 @@ def rich(value: Any) -> Any:
 
 def _pack(value: Any) -> bytes:
     structure, tensors = encode(plain(value), "contexts")
-    table = [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()]
-    head = json.dumps([structure, table]).encode()
+    head = json.dumps([structure, table_of(tensors)]).encode()
     return b"".join([len(head).to_bytes(8, "little"), head, *map(_bytes_of, tensors.values())])
 
 
@@ -197,12 +197,10 @@ def _bytes_of(tensor: Tensor) -> bytes:
 def _unpack(data: bytes) -> Any:
     stop = 8 + int.from_bytes(data[:8], "little")
     structure, table = json.loads(data[8:stop])
-    tensors = {}
-    for name, dtype, shape in table:
-        tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+    tensors = empty_tensors(table)
+    for tensor in tensors.values():
         if tensor.numel():
             part = bytearray(data[stop : stop + tensor.nbytes])
-            tensor = torch.frombuffer(part, dtype=tensor.dtype).reshape(shape)
+            tensor.copy_(torch.frombuffer(part, dtype=tensor.dtype).reshape(tensor.shape))
             stop += tensor.nbytes
-        tensors[name] = tensor
     return rich(decode(structure, tensors))

@@ -132,13 +132,15 @@ class Saver:
         times = (round(result.stalled_s, 6), round(result.written_s, 6))
         self._tell(Saved(self._worker, result.global_step, path, result.reason, *times, result.num_bytes, is_ordered))
         if is_ordered:
-            self._is_ordered = False
-            self.stopped.set()
+            self._end_order()
+
+    def _end_order(self) -> None:
+        self._is_ordered = False
+        self.stopped.set()
 
     def _hand_over(self) -> None:
         if self._is_ordered:
-            self._is_ordered = False
-            self.stopped.set()
+            self._end_order()
         if self.is_writer:
             self.is_writer = False
             self.close()

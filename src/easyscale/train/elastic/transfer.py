@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,13 +23,24 @@ _MESSAGE_BYTES = 1 << 20
 """Larger tensors travel alone, from where they are to where they will be: putting them together would copy them."""
 
 
+def table_of(tensors: Mapping[str, Tensor]) -> list[list[Any]]:
+    """Names, dtypes and shapes, as JSON can hold them."""
+    return [[name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for name, tensor in tensors.items()]
+
+
+def empty_tensors(table: list[list[Any]], device: torch.device | None = None) -> dict[str, Tensor]:
+    """Tensors such as ``table_of`` describes, to be filled."""
+    return {name: torch.empty(shape, dtype=getattr(torch, dtype), device=device) for name, dtype, shape in table}
+
+
 def send(channel: Channel, state: JobState, ranks: Sequence[int]) -> None:
     """Send ``state`` to some workers."""
     meta, more = encode(dict(state.meta), "meta", state.tensors)
     tensors = {**state.tensors, **more}
-    table = [[name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for name, tensor in tensors.items()]
     facts = dataclasses.asdict(state.facts)
-    head = json.dumps({"facts": facts, "global_step": state.global_step, "meta": meta, "tensors": table}).encode()
+    head = json.dumps(
+        {"facts": facts, "global_step": state.global_step, "meta": meta, "tensors": table_of(tensors)}
+    ).encode()
 
     def job() -> None:
         for rank in ranks:
@@ -52,10 +63,7 @@ def receive(channel: Channel, source: int) -> JobState:
         data = channel.receive(torch.empty(int(length), dtype=torch.uint8, device=channel.device), source)
         head = json.loads(data.cpu().numpy().tobytes())
         reach("rescale.in_state")
-        tensors = {
-            name: torch.empty(shape, dtype=getattr(torch, dtype), device=channel.device)
-            for name, dtype, shape in head["tensors"]
-        }
+        tensors = empty_tensors(head["tensors"], channel.device)
         for names in _messages(tensors):
             _unpack(channel, [tensors[name] for name in names], source)
         return head, tensors
