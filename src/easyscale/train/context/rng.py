@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-_STATE_WORDS = 624  # of MT19937, which torch's CPU generator, random and numpy all use
-_TEMPLATE_OFFSET = 24  # bytes of torch's state before its words: seed (8), left (4), seeded (4), next (8)
+from easyscale.train.context.generators import generators
+from easyscale.train.context.philox import Philox
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,31 +53,11 @@ def seed_all(seed: int, device: torch.device) -> None:
         torch.cuda.manual_seed(seed)
 
 
-def _template() -> np.ndarray[Any, np.dtype[np.uint8]]:
-    generator = torch.Generator()
-    generator.manual_seed(0)
-    return generator.get_state().numpy().copy()
-
-
-_FRESH = _template()
-_FRESH_TENSOR = torch.from_numpy(_FRESH)
-_FRESH_WORDS = _FRESH[_TEMPLATE_OFFSET : _TEMPLATE_OFFSET + 8 * _STATE_WORDS].view(np.uint64)
-
-
-def torch_state(material: bytes | np.ndarray[Any, np.dtype[np.uint32]]) -> torch.Tensor:
-    """State of a CPU generator whose 624 words are ``material``; valid until the next call.
-
-    The state right after ``manual_seed`` says "no word used yet": only the words themselves are replaced.
-    """
-    _FRESH_WORDS[:] = np.frombuffer(material, dtype="<u4") if isinstance(material, bytes) else material
-    return _FRESH_TENSOR
-
-
 class Seeder:
-    """Sets every generator of this process from a key, filling all 19,937 bits of torch's CPU generator.
+    """What the random numbers of a job are made from, beside the place at which they are drawn.
 
     ``torch.manual_seed`` would use 32 bits of a seed: among a few ten thousand (rank, step) pairs two would be the
-    same.
+    same. Here all 19,937 bits of each generator are set.
     """
 
     def __init__(self, seed: int, device: torch.device) -> None:
@@ -88,14 +68,29 @@ class Seeder:
         """``length`` bytes for ``key``, which names the use: other keys give unrelated bytes."""
         return hashlib.shake_128(self._prefix + "/".join(map(str, key)).encode()).digest(length)
 
+    def at(self, *key: int | str) -> Setter:
+        """Sets every generator at the places of ``key``."""
+        return Setter(self.material(16, *key), self._device)
+
     def __call__(self, *key: int | str) -> None:
         """Set the generators from ``key``."""
-        material = self.material(4 * _STATE_WORDS + 72, *key)
-        torch.set_rng_state(torch_state(material[72:]))
-        random.seed(int.from_bytes(material[:32], "little"))
-        np.random.seed(np.frombuffer(material[32:64], dtype="<u4"))
-        if self._device.type == "cuda":
-            torch.cuda.manual_seed(int.from_bytes(material[64:72], "little") >> 1)
+        self.at(*key)(0)
+
+
+class Setter:
+    """Sets every generator of this process from a place, which is up to three numbers."""
+
+    def __init__(self, key: bytes, device: torch.device) -> None:
+        self._philox = Philox(key)
+        self._device = device
+
+    def __call__(self, a: int, b: int = 0, c: int = 0) -> None:
+        on_device = self._device.type == "cuda"
+        rows = self._philox.words((0, a, b, c), 3 + on_device)
+        for generator, row in zip(generators(), rows, strict=False):
+            generator.seed(row)
+        if on_device:
+            torch.cuda.manual_seed(int(rows[3].view(np.uint64)[0]) >> 1)
 
 
 class RngPolicy(Protocol):
@@ -127,19 +122,19 @@ class Stepwise:
 
     def __init__(self, seeder: Seeder) -> None:
         self.ranks: tuple[int, ...] = ()
-        self._seeder = seeder
+        self._of_est, self._of_job = seeder.at("est"), seeder.at("job")
 
     def begin_pass(self) -> None:
         return
 
     def enter(self, virtual_rank: int, global_step: int, pass_index: int) -> None:
-        self._seeder("est", virtual_rank, global_step, pass_index)
+        self._of_est(global_step, virtual_rank, pass_index)
 
     def leave(self, virtual_rank: int) -> None:
         return
 
     def end_pass(self, global_step: int, pass_index: int) -> None:
-        self._seeder("job", global_step, pass_index)
+        self._of_job(global_step, pass_index)
 
     def state_of(self, virtual_rank: int) -> RngState | None:
         return None

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from easyscale.core.errors import DataError, RefusedError, UsageError
+from easyscale.train.context.generators import generators
 from easyscale.train.context.rng import RngPolicy, capture, restore
-from easyscale.train.data.generators import generators
 from easyscale.train.data.pool import Init
 from easyscale.train.data.position import Progress
 from easyscale.train.data.pulling import Pull, Pulled

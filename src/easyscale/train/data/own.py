@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from easyscale.core.errors import RefusedError
-from easyscale.train.context.rng import torch_state
-from easyscale.train.data.generators import WORDS, Words
+from easyscale.train.context.generators import torch_state
+from easyscale.train.context.philox import WORDS, Words
 
 _DEPTH = 6
 _MOST_ITEMS = 100  # of a container: longer ones hold samples

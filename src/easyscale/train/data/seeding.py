@@ -22,8 +22,9 @@ import torch
 from torch.utils.data import Dataset, Subset, get_worker_info
 
 from easyscale.core.errors import DataError, UsageError
+from easyscale.train.context.generators import Generator, device_mark, generators
+from easyscale.train.context.philox import WORDS, Words
 from easyscale.train.context.rng import Seeder
-from easyscale.train.data.generators import WORDS, Generator, Words, device_mark, generators
 from easyscale.train.data.own import Own, own_generators
 from easyscale.train.data.words import BATCH, COLLATE, SAMPLE, Source, source
 

@@ -1,7 +1,8 @@
-"""The three generators that a dataset draws from, one by one: was it drawn from, set its words, put it back.
+"""The three generators of a process, one by one: was it drawn from, set its words, put it back.
 
 Runs in the worker and in data worker processes. All three are a Mersenne Twister. Asking "was it drawn from" must cost
-next to nothing, since it is asked for every mini-batch, and so must setting one, which is done for every sample; but
+next to nothing, since it is asked for every mini-batch, and so must setting one, which is done for every turn and every
+sample; but
 what Python and NumPy offer for it takes longer than loading a small sample, and a tenth of a large one where that has
 emptied the caches. So both are read and written where they lie in memory. Whether that is where we think is tried out
 first, and where it is not the slow way is taken, to the same effect.
@@ -20,12 +21,30 @@ import torch
 from numpy.typing import NDArray
 
 from easyscale.core.errors import UsageError
-from easyscale.train.context.rng import torch_state
+from easyscale.train.context.philox import WORDS, Words
 
-WORDS = 624
 _MARK_WORDS = 2  # beside the position: all words change when all have been used and the position begins anew
+_TEMPLATE_OFFSET = 24  # bytes of torch's state before its words: seed (8), left (4), seeded (4), next (8)
 
-Words = NDArray[np.uint32]
+
+def _template() -> NDArray[np.uint8]:
+    generator = torch.Generator()
+    generator.manual_seed(0)
+    return generator.get_state().numpy().copy()
+
+
+_FRESH = _template()
+_FRESH_TENSOR = torch.from_numpy(_FRESH)
+_FRESH_WORDS = _FRESH[_TEMPLATE_OFFSET : _TEMPLATE_OFFSET + 8 * WORDS].view(np.uint64)
+
+
+def torch_state(words: Words) -> torch.Tensor:
+    """State of torch's CPU generator with these words; valid until the next call.
+
+    The state right after ``manual_seed`` says "no word used yet": only the words themselves are replaced.
+    """
+    _FRESH_WORDS[:] = words
+    return _FRESH_TENSOR
 
 
 class Generator(Protocol):
