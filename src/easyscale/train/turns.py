@@ -110,6 +110,7 @@ class Turns:
         self.is_drop_in = is_drop_in
         self._is_first_pass, self._is_new = self._is_new, False
         self._seen = self._look_at_params()
+        self.observer.begin_work()
         for buffers in self._buffers:
             buffers.begin_pass()
         self.rng.begin_pass()
@@ -160,6 +161,7 @@ class Turns:
             if self.is_drop_in:
                 self._check_params()
             self.sync.end_turn()
+            self.observer.begin_work()
         self.rank = None
         self.observer.turn(None)
 
@@ -177,6 +179,7 @@ class Turns:
         if not self._is_context_open or self.rank is None:
             return
         self._is_context_open = False
+        self.observer.end_work(self.rank)
         for buffers in self._buffers:
             buffers.leave(self.rank)
         self.rng.leave(self.rank)
