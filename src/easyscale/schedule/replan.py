@@ -3,15 +3,16 @@
 Runs in the job master, beside the state machine that makes the changes. Time is counted in global steps: there is no
 clock. Each worker is a kind of its own for the planner, so that a slow one gets fewer ESTs than its neighbours.
 
-Promises: between two moves of its own lie ``cooldown`` steps or more, unless workers came or went; none is made for
-less than ``gain``; a division that turned out slower than the one before is left again, and not tried a second time
-until a worker's speed has changed or other workers are there.
+Promises: a move comes ``cooldown`` steps or more after the one before, unless workers came or went; none is made for
+less than ``gain``, nor is a worker left out for less. A division that turned out slower than the one before is left
+again, as soon as that is known, and not tried a second time until a worker's speed has changed or other workers are
+there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from easyscale.core.placement import Placement
@@ -145,7 +146,7 @@ class Replanner:
         workers = tuple(self._kind_by_worker)
         here = _division(workers, self._placement)
         current = _plan_of(job, here)
-        best = best_plan(job, dict.fromkeys(job.capability_by_kind, 1), current)
+        best = self._best(job, current)
         changed = self._changed(speeds)
         if best is None:
             return None
@@ -155,7 +156,10 @@ class Replanner:
         expected_s = best.step_s * self._bias.get(there, self._bias[here])
         gain = now_s / expected_s - 1
         if there == here or gain < self._rules.gain or self._is_rejected(there, speeds):
-            return self._stay(current, speeds, _why_stay(there == here, gain, self._rules.gain)) if is_new else None
+            if not is_new:
+                return None
+            self._speeds = speeds
+            return self._stay(current, speeds, _why_stay(there == here, gain, self._rules.gain))
         trial = _Trial(self._placement, workers, now_s, speeds) if self.profiler.is_settled else None
         self._wanted = (there, trial)
         self._may_move_at = global_step + self._rules.cooldown
@@ -176,18 +180,22 @@ class Replanner:
         plan = _plan_of(job, here)
         self._bias[here] = measured_s / plan.step_s
         can_return = set(trial.workers) == set(workers)
-        if measured_s <= trial.step_s * (1 + SLOWER) or not can_return or _is_not_to_blame(trial, here, speeds):
-            return self._stay(plan, speeds, f"the move was right: a step took {trial.step_s:.3g} s before")
+        times = f"a step takes {measured_s:.3g} s and took {trial.step_s:.3g} s before the move"
+        if measured_s <= trial.step_s * (1 + SLOWER):
+            return self._stay(plan, speeds, times)
+        if not can_return or _is_not_to_blame(trial, here, speeds):
+            why = "workers are slower for themselves" if can_return else "workers have left meanwhile"
+            return self._stay(plan, speeds, f"{times}, but {why}")
         self._rejected[here] = trial.speeds
         self._wanted = (_division(trial.workers, trial.placement), None)
         self._may_move_at = global_step + self._rules.cooldown
         before = _plan_of(job, self._wanted[0])
-        reason = f"a step takes {measured_s:.3g} s and took {trial.step_s:.3g} s before the move: back to where it was"
-        return Verdict("back", reason, trial.placement, trial.workers, before, speeds, measured_s)
+        return Verdict(
+            "back", f"{times}: back to where it was", trial.placement, trial.workers, before, speeds, measured_s
+        )
 
     def _stay(self, plan: Plan, speeds: dict[int, float], reason: str) -> Verdict:
         assert self._placement is not None
-        self._speeds = speeds
         workers = tuple(self._kind_by_worker)
         return Verdict("stay", reason, self._placement, workers, plan, speeds, self.profiler.step_s)
 
@@ -218,10 +226,18 @@ class Replanner:
         assert self._placement is not None
         rules = self._rules
         limits = {str(w): rules.limits[kind] for w, kind in self._kind_by_worker.items() if kind in rules.limits}
-        sizes = None if rules.min_workers <= 1 else tuple(range(rules.min_workers, len(speeds) + 1))
         capability = {str(worker): speed for worker, speed in speeds.items()}
-        sync = self.profiler.sync_s_by_devices
-        return JobModel(self._placement.num_ests, capability, limits, True, sizes or None, sync)
+        return JobModel(self._placement.num_ests, capability, limits, sync_s_by_devices=self.profiler.sync_s_by_devices)
+
+    def _best(self, job: JobModel, current: Plan) -> Plan | None:
+        """On all workers; without some of them only if that is so much faster that it would be worth a move."""
+        devices = dict.fromkeys(job.capability_by_kind, 1)
+        on_all = best_plan(replace(job, allowed_sizes=(len(devices),)), devices, current)
+        sizes = tuple(range(max(1, self._rules.min_workers), len(devices) + 1))
+        best = best_plan(replace(job, allowed_sizes=sizes), devices, current) if sizes else None
+        if best is None or (on_all is not None and on_all.step_s < best.step_s * (1 + self._rules.gain)):
+            return on_all
+        return best
 
 
 def best_placement(rules: PlanRules, kinds: Sequence[str], even: Placement) -> Placement:

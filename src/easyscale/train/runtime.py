@@ -42,8 +42,8 @@ class Observer(Protocol):
     def begin_work(self) -> None:
         """What follows is an EST's work: its turn, and loading its mini-batch."""
 
-    def end_work(self, virtual_rank: int) -> None:
-        """Its work is done: what follows in its turn may be waiting for other workers."""
+    def end_work(self) -> None:
+        """The work of the EST whose turn it is is done: what follows in its turn may be waiting for other workers."""
 
     def passed(self, global_step: int, scalars: Mapping[int, Mapping[str, float]]) -> None:
         """A pass over a step is about to count: what was filed in the step so far, if the worker may be lost."""
@@ -61,7 +61,7 @@ class NullObserver:
     def begin_work(self) -> None:
         return
 
-    def end_work(self, virtual_rank: int) -> None:
+    def end_work(self) -> None:
         return
 
     def passed(self, global_step: int, scalars: Mapping[int, Mapping[str, float]]) -> None:

@@ -161,6 +161,7 @@ class Turns:
             if self.is_drop_in:
                 self._check_params()
             self.sync.end_turn()
+            self.observer.end_work()
             self.observer.begin_work()
         self.rank = None
         self.observer.turn(None)
@@ -179,12 +180,12 @@ class Turns:
         if not self._is_context_open or self.rank is None:
             return
         self._is_context_open = False
-        self.observer.end_work(self.rank)
         for buffers in self._buffers:
             buffers.leave(self.rank)
         self.rng.leave(self.rank)
         if self.is_last:
             self._check_params()
+            self.observer.end_work()
             self._complete()
             self.rng.end_pass(*self._position)
         elif self.is_drop_in:

@@ -81,8 +81,9 @@ class LauncherObserver:
     def begin_work(self) -> None:
         self._pace.begin()
 
-    def end_work(self, virtual_rank: int) -> None:
-        self._pace.end(virtual_rank, self.steps if self.session is None else self.session.running_step)
+    def end_work(self) -> None:
+        if self._turn is not None:
+            self._pace.end(self._turn, self.steps if self.session is None else self.session.running_step)
 
     def passed(self, global_step: int, scalars: Mapping[int, Mapping[str, float]]) -> None:
         """Sent at once: after this the other workers may finish the step without this one."""
