@@ -66,7 +66,8 @@ def test_a_loss_and_the_drop_in_form_under_a_plan(jobs: Jobs) -> None:
     devices = Devices(KINDS, SPEEDS)
     ran = jobs.run(*job, "--sleep", 0.01, placement=EVEN, plan=PlanRules(), devices=devices, faults=faults)
     assert ran.result.state == "finished"
-    assert_equal(ran, jobs.reference(*job, num_ests=8))
+    # what a script logs after its backward may be lost with its worker (docs/elasticity.md)
+    assert_equal(ran, jobs.reference(*job, num_ests=8), compares_logs=False)
     assert [loss.worker_rank for loss in ran.losses] == [2]
     assert plans(ran)[0].decision == "move"
     assert ran.placements[-1] == PLANNED

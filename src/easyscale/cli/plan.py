@@ -83,7 +83,8 @@ def plan_command(
     from easyscale.schedule.model import JobModel
 
     known = _from_table(capability) if "=" in capability else _from_run(capability)
-    ests, devices = ests or known.num_ests, devices or known.devices
+    ests = known.num_ests if ests is None else ests
+    devices = known.devices if devices is None else devices
     if ests is None or devices is None:
         raise RefusedError(f"--capability {capability} does not say for what: give --ests and --devices too")
     determinism = determinism or ("D1+D2" if known.is_mixed else "D1")
