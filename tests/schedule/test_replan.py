@@ -118,10 +118,12 @@ def test_reality_that_is_slower_is_left_again_and_not_tried_twice_until_things_c
     assert sim.ests == (3, 3, 2)
     sim.speeds[0] = 0.9  # not a change that counts
     assert sim.run(50) == []
+    sim.begin()  # the same workers meet anew, as after a broken connection
+    (stay,) = sim.run(50)
+    assert stay.reason == "the division that looks best was tried: its steps took 2 times as long as predicted"
     sim.penalty.clear()
-    sim.speeds[2] = 0.3
-    assert [one.decision for one in sim.run(40)] == ["move", "stay"]
-    assert sim.ests == (5, 2, 1)
+    sim.speeds[1] = 0.5
+    assert [(one.decision, sim.ests) for one in sim.run(40)] == [("move", (4, 2, 2)), ("stay", (4, 2, 2))]
 
 
 def test_a_device_that_is_slow_with_many_ests_does_not_swing() -> None:
@@ -129,6 +131,8 @@ def test_a_device_that_is_slow_with_many_ests_does_not_swing() -> None:
     sim = Sim({0: 1.0, 1: 0.4, 2: 0.4}, "0,1,2|3,4,5|6,7")
     sim.strain = lambda worker, ests: 3.0 if ests > 3 else 1.0
     assert [one.decision for one in sim.run(200)] == ["move", "back"]
+    sim.begin()
+    assert [one.decision for one in sim.run(200)] == ["stay"]
 
 
 def test_a_worker_that_slows_down_for_itself_does_not_take_the_move_back() -> None:

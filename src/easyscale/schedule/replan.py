@@ -72,12 +72,13 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """A move that has to show that it was right: what it left, how long a step took there, how fast workers were."""
+    """A move that has to show that it was right: what it left, and what was known and predicted then."""
 
     placement: Placement
     workers: tuple[int, ...]
     step_s: float
     speeds: Mapping[int, float]
+    predicted_s: float
 
 
 class Replanner:
@@ -101,8 +102,7 @@ class Replanner:
         self._wanted: tuple[Division, _Trial | None] | None = None
         self._trial: _Trial | None = None
         self._speeds: dict[int, float] = {}
-        self._rejected: dict[Division, Mapping[int, float]] = {}
-        self._bias: dict[Division, float] = {}
+        self._bias: dict[Division, tuple[float, Mapping[int, float]]] = {}
 
     def begin(self, kind_by_worker: Mapping[int, str], placement: Placement) -> None:
         """A generation begins: these workers, by rank, with this placement."""
@@ -152,15 +152,14 @@ class Replanner:
             return None
         there = tuple(sorted((int(kind), ests) for kind, _, ests in best.shares))
         now_s = self.profiler.step_s or current.step_s
-        self._bias[here] = now_s / current.step_s
-        expected_s = best.step_s * self._bias.get(there, self._bias[here])
-        gain = now_s / expected_s - 1
-        if there == here or gain < self._rules.gain or self._is_rejected(there, speeds):
+        tried = self._bias_of(there, speeds)
+        gain = now_s / (best.step_s * (now_s / current.step_s if tried is None else tried)) - 1
+        if there == here or gain < self._rules.gain:
             if not is_new:
                 return None
             self._speeds = speeds
-            return self._stay(current, speeds, _why_stay(there == here, gain, self._rules.gain))
-        trial = _Trial(self._placement, workers, now_s, speeds) if self.profiler.is_settled else None
+            return self._stay(current, speeds, _why_stay(there == here, tried, gain, self._rules.gain))
+        trial = _Trial(self._placement, workers, now_s, speeds, best.step_s) if self.profiler.is_settled else None
         self._wanted = (there, trial)
         self._may_move_at = global_step + self._rules.cooldown
         self._speeds = speeds
@@ -178,7 +177,6 @@ class Replanner:
         here = _division(workers, self._placement)
         job = self._job(speeds)
         plan = _plan_of(job, here)
-        self._bias[here] = measured_s / plan.step_s
         can_return = set(trial.workers) == set(workers)
         times = f"a step takes {measured_s:.3g} s and took {trial.step_s:.3g} s before the move"
         if measured_s <= trial.step_s * (1 + SLOWER):
@@ -186,7 +184,7 @@ class Replanner:
         if not can_return or _is_not_to_blame(trial, here, speeds):
             why = "workers are slower for themselves" if can_return else "workers have left meanwhile"
             return self._stay(plan, speeds, f"{times}, but {why}")
-        self._rejected[here] = trial.speeds
+        self._bias[here] = (measured_s / trial.predicted_s, trial.speeds)
         self._wanted = (_division(trial.workers, trial.placement), None)
         self._may_move_at = global_step + self._rules.cooldown
         before = _plan_of(job, self._wanted[0])
@@ -199,10 +197,10 @@ class Replanner:
         workers = tuple(self._kind_by_worker)
         return Verdict("stay", reason, self._placement, workers, plan, speeds, self.profiler.step_s)
 
-    def _is_rejected(self, division: Division, speeds: Mapping[int, float]) -> bool:
-        """Whether it was tried and left, with workers as fast as these."""
-        tried = self._rejected.get(division)
-        return tried is not None and not _differ(tried, speeds)
+    def _bias_of(self, division: Division, speeds: Mapping[int, float]) -> float | None:
+        """How much longer a step took than predicted where it was tried and left, with workers as fast as these."""
+        bias, speeds_then = self._bias.get(division, (None, {}))
+        return bias if not _differ(speeds_then, speeds) else None
 
     def _changed(self, speeds: Mapping[int, float]) -> str:
         """What is different from the last decision, in words."""
@@ -283,9 +281,9 @@ def _is_not_to_blame(trial: _Trial, here: Division, speeds: Mapping[int, float])
     return len(slower) < len(speeds) and any(ests <= before[worker] for worker, ests in here if worker in slower)
 
 
-def _why_stay(is_best: bool, gain: float, least: float) -> str:
+def _why_stay(is_best: bool, tried: float | None, gain: float, least: float) -> str:
     if is_best:
         return "the ESTs are divided as well as can be"
-    if gain < least:
-        return f"the best division would be {gain:.1%} faster, and moves are made for {least:.0%} or more"
-    return "the best division was tried, and was slower"
+    if tried is not None:
+        return f"the division that looks best was tried: its steps took {tried:.2g} times as long as predicted"
+    return f"the best division would be {gain:.1%} faster, and moves are made for {least:.0%} or more"
