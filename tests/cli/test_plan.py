@@ -114,7 +114,7 @@ REFUSED = [
     (("--devices", "V100:3", "--determinism", "D2"), "'D2' is not one of"),
     (("--devices", "V100:3", "--ests", "0"), "num_ests is 0"),
     (("--devices", "V100:3", "--capability", "V100=0"), "the capability of V100 is 0"),
-    ((), "Missing option '--devices'"),
+    ((), "give --ests and --devices too"),
 ]
 
 

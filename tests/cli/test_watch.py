@@ -15,7 +15,16 @@ import pytest
 
 from cli.conftest import Call
 from easyscale.core import events
-from easyscale.core.events import EndEvent, Event, FailureEvent, LossEvent, RescaleEvent, StartEvent, StepEvent
+from easyscale.core.events import (
+    EndEvent,
+    Event,
+    FailureEvent,
+    LossEvent,
+    PlanEvent,
+    RescaleEvent,
+    StartEvent,
+    StepEvent,
+)
 from easyscale.launch.folder import EventLog
 
 pytestmark = pytest.mark.draws_random_numbers  # rich numbers its styles with them, in this process only
@@ -157,6 +166,50 @@ def test_the_page_has_no_escape_codes_elsewhere_than_on_a_terminal(call: Call, m
         "decide 1, start 2,000, drain 50, rendezvous 6, restore 20, begin 1, first step 100, pause 80 ms",
     ):
         assert words in page
+
+
+PLAN = PlanEvent(
+    BEGAN + 40,
+    14,
+    "move",
+    "worker 2 (T4) is slow, 0.25 of its speed before: 40% faster is expected",
+    "0,1,2|3",
+    [
+        {"worker": 0, "kind": "V100", "ests": 3, "capability": 4.5},
+        {"worker": 1, "kind": "T4", "ests": 1, "capability": 1.5},
+    ],
+    {"V100": 4.5, "T4": 1.5},
+    1.5,
+    0.25,
+    1.1,
+)
+
+
+def test_the_plan_and_why_it_was_made(call: Call) -> None:
+    record("mine", START, *steps(3), PLAN)
+    known = watched(call, "mine")["plan"]
+    assert (known["decision"], known["waste"], known["capability"]) == ("move", 0.25, {"V100": 4.5, "T4": 1.5})
+    page = call("watch", "mine").out
+    for words in (
+        "plan 0,1,2|3: 1.5 steps/s, 25% waste; 1.1 steps/s measured when it was decided",
+        "move at step 14: worker 2 (T4) is slow, 0.25 of its speed before: 40% faster is expected",
+        "V100  4.5",
+    ):
+        assert words in page
+
+
+def test_a_plan_from_what_a_run_has_measured(call: Call) -> None:
+    folder = record("mine", START, *steps(3), PLAN)
+    (folder / "profile.json").write_text('{"capability": {"V100": 4.5, "T4": 1.5}, "sync_s_by_devices": [[2, 0.5]]}')
+    called = call("plan", "--capability", "runs/mine", "--json")
+    assert (called.exit_code, called.err) == (0, "")
+    found = json.loads(called.out)
+    assert (found["num_ests"], found["devices"], found["determinism"]) == (4, {"V100": 1, "T4": 1}, "D1+D2")
+    assert found["plan"]["step_s"] == pytest.approx(3 / 4.5 + 0.5)
+    (folder / "profile.json").write_text("{")
+    called = call("plan", "--capability", "runs/mine")
+    assert (called.exit_code, called.out) == (2, "")
+    assert "runs/mine/profile.json is no profile of this version" in called.err
 
 
 def test_the_list(call: Call, alive: Callable[..., EventLog]) -> None:

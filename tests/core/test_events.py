@@ -10,15 +10,16 @@ import pytest
 
 from easyscale.core import events
 from easyscale.core.errors import EasyScaleError
-from easyscale.core.events import EndEvent, Event, FailureEvent, StartEvent, StepEvent
+from easyscale.core.events import EndEvent, Event, FailureEvent, PlanEvent, StartEvent, StepEvent
 
 START = StartEvent(1.0, "train.py", ["--x"], 2, {"seed": 3}, {"python": "3.11"}, 4, "0,1|2,3")
 STEP = StepEvent(2.0, 1, 0, 0.5, {"0": {"loss": 1.5}}, "ab", {"weight": "cd"})
+PLAN = PlanEvent(2.5, 7, "move", "worker 1 is slow", "0,1|2", [{"worker": 0, "ests": 2}], {"T4": 1.5}, 2.0, 0.1)
 FAILURE = FailureEvent(3.0, "worker 1 is gone", "died", 1)
 END = EndEvent(4.0, "failed", 1, 1, 3.0)
 
 
-@pytest.mark.parametrize("event", [START, STEP, FAILURE, END], ids=lambda event: type(event).__name__)
+@pytest.mark.parametrize("event", [START, STEP, PLAN, FAILURE, END], ids=lambda event: type(event).__name__)
 def test_an_event_reads_as_it_was_written(event: Event) -> None:
     assert events.from_line(events.to_line(event)) == event
 

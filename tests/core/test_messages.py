@@ -92,6 +92,7 @@ def test_a_worker_gets_the_configuration_that_was_made_for_it() -> None:
         is_joiner=True,
         stops=[3, 7],
         faults=[Fault("step.begin", "stop", 3, 1, 0, "f")],
+        speeds=[[0, 0.4], [30, 0.1]],
     )
     assert WorkerConfig.from_json(config.to_json()) == config
 

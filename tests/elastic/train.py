@@ -53,10 +53,10 @@ counts = session.register("counts", {"outer": 0, "evaluations": []})
 
 def inner(batch):
     loss = recipe.loss(model, batch, session.virtual_rank, session.global_step)
-    loss.backward()
-    session.log(loss=loss)
     if args.sleep:
         time.sleep(args.sleep)
+    loss.backward()
+    session.log(loss=loss)
 
 
 def update(step):

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from easyscale.core import events
-from easyscale.core.events import CheckpointEvent, Event, RescaleEvent, ResumeEvent, StepEvent
+from easyscale.core.events import CheckpointEvent, Event, PlanEvent, RescaleEvent, ResumeEvent, StepEvent
 from easyscale.launch.run import RunResult
 
 TINY_SESSION = '''
@@ -53,6 +53,7 @@ class Recorder:
         self.steps: list[StepEvent] = []
         self.totals: list[int | None] = []
         self.rescales: list[RescaleEvent] = []
+        self.plans: list[PlanEvent] = []
         self.notices: list[str] = []
         self.checkpoints: list[CheckpointEvent | ResumeEvent] = []
         self.on_rescale: Callable[[RescaleEvent], None] = lambda event: None
@@ -67,6 +68,9 @@ class Recorder:
         self.steps.append(event)
         self.totals.append(total_steps)
         self.on_step(event)
+
+    def planned(self, event: PlanEvent) -> None:
+        self.plans.append(event)
 
     def rescale(self, event: RescaleEvent) -> None:
         self.rescales.append(event)

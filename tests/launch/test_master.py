@@ -179,6 +179,28 @@ def test_phases_are_timed() -> None:
     assert (begun.decided_at, begun.started_at, begun.staffed_at, begun.reason) == (100.0, 100.0, 101.0, "scale")
 
 
+def test_a_move_names_the_workers_that_are_to_run_it() -> None:
+    """Also which of them leaves: a slow one, wherever it stands."""
+    it = job("0,1|2|3")
+    it.master.scale(Placement.parse("0,1|2,3"), it.now, (1, 2), "plan")
+    form = order(it.take())
+    assert (form.members, form.placement) == ([1, 2], "0,1|2,3")
+    (begun,) = of(it.formed(form, 0, 1, 2), Begun)
+    assert isinstance(begun, Begun)
+    assert begun.reason == "plan"
+    assert it.master.members == [1, 2]
+    it.master.scale(1, it.now)
+    assert order(it.take()).members == [1], "the next wish has an order of its own"
+
+
+def test_a_worker_that_a_move_names_may_be_gone_when_it_comes() -> None:
+    it = job("0,1|2|3")
+    it.formed(order(it.gone(1)), 0, 2)
+    it.take()
+    it.master.scale(Placement.parse("0|1,2,3"), it.now, (1, 2), "plan")
+    assert order(it.take()).members == [2, 0]
+
+
 # -- the schedule ------------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ import sys
 from typing import TextIO
 
 from easyscale.cli.status import StatusLine
-from easyscale.core.events import CheckpointEvent, RescaleEvent, ResumeEvent, StepEvent
+from easyscale.core.events import CheckpointEvent, PlanEvent, RescaleEvent, ResumeEvent, StepEvent
 
 
 class RunConsole:
@@ -56,6 +56,10 @@ class RunConsole:
                 f"global step {event.global_step}: {event.before} became {event.placement} ({event.reason}, pause "
                 f"{1000 * pause:.0f} ms)"
             )
+
+    def planned(self, event: PlanEvent) -> None:
+        if not self._is_quiet and event.decision != "stay":
+            self.notice(f"global step {event.global_step}: the plan is {event.placement} ({event.reason})")
 
     def checkpoint(self, event: CheckpointEvent | ResumeEvent) -> None:
         if isinstance(event, ResumeEvent):

@@ -6,7 +6,9 @@ It asks the planner that decides for running jobs, so what it prints is what the
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -41,18 +43,19 @@ class Advice:
 
 
 @click.command("plan")
-@click.option("--ests", type=int, required=True, metavar="N", help="Number of ESTs of the job.")
+@click.option("--ests", type=int, metavar="N", help="Number of ESTs of the job.  [default: the run's]")
 @click.option(
-    "--capability", required=True, metavar="KIND=R,...", help="Mini-batches/s of one EST on a device of each kind."
+    "--capability",
+    required=True,
+    metavar="KIND=R,...|RUN",
+    help="Mini-batches/s of one EST by kind, or the folder of a run that has measured them.",
 )
-@click.option("--devices", required=True, metavar="KIND:N,...", help="Devices that the job may use.")
+@click.option("--devices", metavar="KIND:N,...", help="Devices that the job may use.  [default: the run's]")
 @click.option("--memory", metavar="KIND=N,...", help="The most ESTs that fit on one device.  [default: no limit]")
 @click.option(
     "--determinism",
     type=click.Choice(["D0", "D1", "D1+D2"]),
-    default="D1",
-    show_default=True,
-    help="Only with D2 may a plan mix kinds.",
+    help="Only with D2 may a plan mix kinds.  [default: D1; for a run whose workers pretend to mix them D1+D2]",
 )
 @click.option("--sizes", metavar="N,N,...", help="Numbers of devices that are allowed.  [default: all]")
 @click.option("--sync", metavar="N=S,...", help="Seconds of synchronising in each step on N devices.  [default: 0]")
@@ -60,11 +63,11 @@ class Advice:
 @click.option("--proposals", "best", type=click.IntRange(min=0), default=3, show_default=True, help="How many to show.")
 @click.option("--json", "is_json", is_flag=True, help="Print the result as JSON.")
 def plan_command(
-    ests: int,
+    ests: int | None,
     capability: str,
-    devices: str,
+    devices: str | None,
     memory: str | None,
-    determinism: str,
+    determinism: str | None,
     sizes: str | None,
     sync: str | None,
     free: str | None,
@@ -74,18 +77,24 @@ def plan_command(
     """Say how a job's ESTs would be divided over devices, how fast that would be, and which devices to add.
 
     For example: easyscale plan --ests 16 --capability V100=3.1,P100=2.4,T4=1.0 --devices V100:2,P100:1
-    --determinism D1+D2
+    --determinism D1+D2, or, from what a run has measured: easyscale plan --capability runs/mine
     """
     from easyscale.cli.plan_report import print_report, to_json
     from easyscale.schedule.model import JobModel
 
+    known = _from_table(capability) if "=" in capability else _from_run(capability)
+    ests = known.num_ests if ests is None else ests
+    devices = known.devices if devices is None else devices
+    if ests is None or devices is None:
+        raise RefusedError(f"--capability {capability} does not say for what: give --ests and --devices too")
+    determinism = determinism or ("D1+D2" if known.is_mixed else "D1")
     job = JobModel(
         ests,
-        parsed_speeds("--capability", capability),
+        known.capability,
         {} if memory is None else parsed_limits("--memory", memory),
         "D2" in determinism,
         None if sizes is None else _parsed_sizes(sizes),
-        () if sync is None else _parsed_sync(sync),
+        known.sync if sync is None else _parsed_sync(sync),
     )
     advice = _advice(
         job, _known(job, "--devices", devices), None if free is None else _known(job, "--free", free), best
@@ -95,6 +104,40 @@ def plan_command(
     else:
         print_report(advice, determinism)
     return 0
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is known before options are read; what is None has to be given."""
+
+    capability: dict[str, float]
+    sync: tuple[tuple[int, float], ...] = ()
+    num_ests: int | None = None
+    devices: str | None = None
+    is_mixed: bool = False
+
+
+def _from_table(text: str) -> _Known:
+    return _Known(parsed_speeds("--capability", text))
+
+
+def _from_run(folder: str) -> _Known:
+    """What a run has measured, and where its planner left it."""
+    from easyscale.core import events
+    from easyscale.launch.history import HistoryReader
+    from easyscale.launch.profiles import read_profile
+
+    profile = read_profile(Path(folder))
+    reader = HistoryReader(profile.folder / events.FILE_NAME)
+    reader.read()
+    plan = reader.history.plan
+    if plan is None:
+        return _Known(profile.capability, profile.sync_s_by_devices)
+    counts = Counter(str(worker["kind"]) for worker in plan.workers)
+    num_ests = sum(int(worker["ests"]) for worker in plan.workers)
+    return _Known(
+        profile.capability, profile.sync_s_by_devices, num_ests, written_counts(dict(counts)), len(counts) > 1
+    )
 
 
 def _advice(job: JobModel, devices: dict[str, int], free: dict[str, int] | None, best: int) -> Advice:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from easyscale.cli import options
+from easyscale.cli.planning import default_workers, planned, planning_options
 
 if TYPE_CHECKING:
     from easyscale.launch.run import RunResult
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     metavar="S",
     help="Seconds after which a worker that says nothing is killed.",
 )
+@planning_options
 @options.checkpoint_options
 @click.option("--name", metavar="NAME", help="Name of the run.  [default: from script and time]")
 @click.option("--run-dir", default="runs", show_default=True, metavar="DIR", help="Where folders of runs are kept.")
@@ -63,14 +65,19 @@ def run_command(
     from easyscale.launch.run import run
     from easyscale.launch.spec import RunSpec
 
+    workers = default_workers(workers, placement, more)
     chosen = options.chosen_placement(ests, workers, placement)
     checkpoint = options.checkpoint(more, name or script)
+    program = options.existing_script(script, args)
+    rules = options.elasticity(options.range_of_workers(workers), chosen, rescale, max_failures, hang_timeout)
+    may_place = placement is None and ests is not None
+    rules, chosen = planned(rules, chosen, more, program, Path(run_dir), may_place=may_place)
     spec = RunSpec(
-        script=options.existing_script(script, args),
+        script=program,
         placement=chosen,
         is_num_ests_explicit=ests is not None or placement is not None,
         overrides=options.overrides_of(more, chosen.num_ests),
-        elasticity=options.elasticity(options.range_of_workers(workers), chosen, rescale, max_failures, hang_timeout),
+        elasticity=rules,
         checkpoint=checkpoint,
         grace_s=grace,
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from typing import Any
 
 from easyscale.cli.status import mean_scalars
-from easyscale.core.events import FailureEvent, LossEvent, RescaleEvent, float_to_json
+from easyscale.core.events import FailureEvent, LossEvent, PlanEvent, RescaleEvent, float_to_json
 from easyscale.core.placement import Placement
 from easyscale.launch.runs import Run
 
@@ -41,6 +42,7 @@ def facts(run: Run) -> dict[str, Any]:
         "lost_workers": history.lost,
         "failures": history.failures if run.is_over else run.status.get("failures", history.failures),
         "max_failures": start.max_failures if start else None,
+        "plan": _plan(history.plan, start.t if start else 0.0),
         "error": run.result.get("error") or _failure(run),
         "checkpoint": history.checkpoint,
         "digest": history.end.digest if history.end else None,
@@ -63,6 +65,14 @@ def _workers(run: Run) -> dict[str, Any]:
         "wanted": status.get("wanted"),
         "workers": [{"worker": w, "virtual_ranks": list(r)} for w, r in zip(members, ranks, strict=False)],
     }
+
+
+def _plan(event: PlanEvent | None, began_at: float) -> dict[str, Any] | None:
+    """The planner's last decision; ``after_s`` is the time since the run began."""
+    if event is None:
+        return None
+    body = dataclasses.asdict(event)
+    return {"after_s": body.pop("t") - began_at, **body}
 
 
 def _failure(run: Run) -> str | None:

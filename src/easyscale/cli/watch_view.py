@@ -54,6 +54,8 @@ def view(known: dict[str, Any], newest: int | None = _NEWEST) -> RenderableType:
         parts.append(Text(f"checkpoint {known['checkpoint']}"))
     if known["digest"]:
         parts.append(Text(f"digest {known['digest']}"))
+    if known["plan"]:
+        parts.append(_plan(known["plan"]))
     if known["workers"]:
         parts += [Text(), _workers(known)]
     history = known["history"]
@@ -114,12 +116,25 @@ def _budget(known: dict[str, Any]) -> Text:
     return Text(f"workers lost: {known['lost_workers']}; failures in a row: {known['failures']}{most}")
 
 
+def _plan(plan: dict[str, Any]) -> Text:
+    """What is expected, what was measured, and why the planner decided what it did last."""
+    line = Text(f"plan {plan['placement']}: {plan['steps_per_s']:.3g} steps/s, {plan['waste']:.0%} waste")
+    if plan["measured_steps_per_s"] is not None:
+        line.append(f"; {plan['measured_steps_per_s']:.3g} steps/s measured when it was decided")
+    return line.append(f"\n{plan['decision']} at step {plan['global_step']}: {plan['reason']}", "dim")
+
+
 def _workers(known: dict[str, Any]) -> Table:
+    planned = {one["worker"]: one for one in known["plan"]["workers"]} if known["plan"] else {}
     table = Table(box=None, pad_edge=False)
     table.add_column("worker", justify="right")
     table.add_column("ESTs")
+    for heading in ("kind", "mini-batches/s") if planned else ():
+        table.add_column(heading)
     for one in known["workers"]:
-        table.add_row(str(one["worker"]), ", ".join(map(str, one["virtual_ranks"])))
+        about = planned.get(one["worker"])
+        more = (about["kind"], f"{about['capability']:.3g}") if about else ()
+        table.add_row(str(one["worker"]), ", ".join(map(str, one["virtual_ranks"])), *more)
     return table
 
 

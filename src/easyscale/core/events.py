@@ -93,6 +93,32 @@ class LossEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanEvent:
+    """What the job's planner decided after a global step, and why.
+
+    Attributes:
+        decision: "move", "back" (to the placement before, since this one is slower) or "stay".
+        placement: where the job goes, or stays; ``workers`` by rank there, each with "worker", "kind", "ests" and
+            "capability" (mini-batches/s of one EST).
+        capability: the same by kind.
+        steps_per_s: what the plan predicts.
+        waste: the share of the workers' capability that is not used, in [0, 1).
+        measured_steps_per_s: where the job was when this was decided; None before it was measured.
+    """
+
+    t: float
+    global_step: int
+    decision: str
+    reason: str
+    placement: str
+    workers: list[dict[str, Any]]
+    capability: dict[str, float]
+    steps_per_s: float
+    waste: float
+    measured_steps_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointEvent:
     """A checkpoint was written, or (``path`` is None) was not, for a ``reason``; training waited for ``stalled_s``."""
 
@@ -127,12 +153,23 @@ class EndEvent:
     digest: str | None = None
 
 
-Event = StartEvent | StepEvent | RescaleEvent | LossEvent | CheckpointEvent | ResumeEvent | FailureEvent | EndEvent
+Event = (
+    StartEvent
+    | StepEvent
+    | RescaleEvent
+    | LossEvent
+    | PlanEvent
+    | CheckpointEvent
+    | ResumeEvent
+    | FailureEvent
+    | EndEvent
+)
 _TYPE_BY_NAME: dict[str, type[Any]] = {
     "start": StartEvent,
     "step": StepEvent,
     "rescale": RescaleEvent,
     "loss": LossEvent,
+    "plan": PlanEvent,
     "checkpoint": CheckpointEvent,
     "resume": ResumeEvent,
     "failure": FailureEvent,

@@ -34,6 +34,7 @@ class WorkerConfig:
         is_joiner: the job runs already: get its state from the others.
         stops: global steps before which the launcher will order a change.
         faults: where this worker fails, for tests and rehearsals.
+        speeds: from which global step on it pretends to be slower, and how much (``train/process/pace.py``).
         checkpoint: where and when to write checkpoints; None: never.
         grace_s: how long a worker whose launcher is gone may take to write one.
     """
@@ -54,6 +55,7 @@ class WorkerConfig:
     is_joiner: bool = False
     stops: list[int] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
+    speeds: list[list[float]] = field(default_factory=list)
     checkpoint: CheckpointSpec | None = None
     grace_s: float = 30.0
 
@@ -94,6 +96,8 @@ class StepReport:
     """Worker -> launcher, one for each global step that the worker finished.
 
     ``scalars`` holds what ``session.log`` filed: virtual rank (as a string) -> name -> value.
+    ``turns`` is how long each of the worker's ESTs worked: virtual rank (as a string) -> seconds, without waiting for
+    other workers. ``cycle_s`` is the time since the end of the worker's step before, 0 if there was none.
     ``digest`` and ``tensors`` (name -> hash) are given by the worker of virtual rank 0 alone, and only when watched.
     """
 
@@ -105,6 +109,8 @@ class StepReport:
     scalars: dict[str, dict[str, float]] = field(default_factory=dict)
     digest: str | None = None
     tensors: dict[str, str] | None = None
+    turns: dict[str, float] = field(default_factory=dict)
+    cycle_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

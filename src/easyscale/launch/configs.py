@@ -25,7 +25,9 @@ class Configs:
     working_dir: str
     store_path: str
 
-    def of(self, worker: int, placement: Placement, *, is_joiner: bool = False) -> WorkerConfig:
+    def of(
+        self, worker: int, placement: Placement, speeds: list[list[float]], *, is_joiner: bool = False
+    ) -> WorkerConfig:
         """For a worker that starts in ``placement``, or joins a job that is there now."""
         spec, rules = self.spec, self.spec.elasticity
         is_known = spec.is_num_ests_explicit or is_joiner
@@ -45,6 +47,7 @@ class Configs:
             is_joiner=is_joiner,
             stops=[step for step, _ in rules.schedule],
             faults=[replace(f, claim=f"{self.store_path}-fault-{n}") for n, f in enumerate(rules.faults)],
+            speeds=speeds,
             checkpoint=spec.checkpoint,
             grace_s=spec.grace_s,
         )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from easyscale.core.errors import RefusedError
 from easyscale.core.job import Fault
 from easyscale.core.placement import Placement
+from easyscale.launch.devices import Devices
+from easyscale.schedule.replan import PlanRules
 
 STEPS_THAT_FORGIVE = 10
 """After so many global steps without a loss the earlier ones do not count any more."""
@@ -24,6 +26,8 @@ class Elasticity:
         max_failures: so many workers may be lost in a row, without ten global steps between.
         hang_timeout_s: how long a worker may say nothing before it is killed.
         faults: where workers fail on purpose (tests, ``verify --kill``).
+        plan: when ESTs move to where they are faster; None: never by themselves.
+        devices: what the workers run on.
     """
 
     min_workers: int = 1
@@ -33,11 +37,13 @@ class Elasticity:
     max_failures: int = 20
     hang_timeout_s: float = 30.0
     faults: tuple[Fault, ...] = ()
+    plan: PlanRules | None = None
+    devices: Devices = field(default_factory=Devices)
 
     @property
     def may_move(self) -> bool:
         """Whether ESTs may be asked to move."""
-        return self.min_workers < self.max_workers or bool(self.schedule)
+        return self.min_workers < self.max_workers or bool(self.schedule) or self.plan is not None
 
     def check(self, target: Placement, num_ests: int) -> None:
         """Whether the job may go on with ``target``.

@@ -42,6 +42,7 @@ from easyscale.launch.failure import Failure
 from easyscale.launch.fleet import Fleet, rendezvous_store
 from easyscale.launch.folder import EventLog, RunFolder
 from easyscale.launch.master import Master
+from easyscale.launch.planning import Planning
 from easyscale.launch.reports import Reports
 from easyscale.launch.signals import StopSignals
 from easyscale.launch.spec import Listener, RunSpec
@@ -66,6 +67,7 @@ class LocalRun:
         self._master = Master(spec.placement, spec.elasticity, "")
         self._placements = [spec.placement]
         self._reports = Reports(self._master.members, event_log, listener)
+        self._planning = Planning(spec.elasticity, self._reports.planned, folder.write_profile)
         self._has_session = False
         self._is_output_closed = False
         self._signals = StopSignals()
@@ -79,8 +81,7 @@ class LocalRun:
                 with rendezvous_store() as store_path:
                     self._configs = replace(self._configs, store_path=store_path)
                     self._master = Master(self._spec.placement, self._spec.elasticity, store_path)
-                    placement = self._spec.placement
-                    self._fleet.start(self._configs.of(rank, placement) for rank in self._master.members)
+                    self._start(self._master.members)
                     while self._fleet.open_workers:
                         self._listen()
                         self._act()
@@ -94,6 +95,7 @@ class LocalRun:
                 self._signals.ignore()
                 self._fleet.remove()
                 self._reports.end()
+                self._planning.end()
         return self._ending()
 
     # -- listening ---------------------------------------------------------------------------------------------
@@ -112,6 +114,7 @@ class LocalRun:
         """What another command asks for."""
         reply = answer(request, self._master, knows_ests=self._spec.is_num_ests_explicit or self._has_session)
         if "to" in reply:
+            self._planning.hold(is_held="placement" in request)
             self._listener.notice(f"asked to go on with placement {reply['to']}")
         return reply
 
@@ -148,6 +151,7 @@ class LocalRun:
         elif isinstance(message, Output):
             self._output(message)
         elif isinstance(message, StepReport):
+            self._planning.heard(message)
             self._count(self._reports.step(message))
         elif isinstance(message, Logged):
             self._reports.log(message)
@@ -207,9 +211,7 @@ class LocalRun:
     def _progress(self, worker: WorkerProcess) -> str:
         if not worker.has_started_script:
             return "before it could run the script"
-        if self._reports.last_finished is None:
-            return "before all workers had reported a global step"
-        return f"the last global step that all workers had reported is {self._reports.last_finished}"
+        return self._reports.progress
 
     def _ranks_of(self, worker: int) -> tuple[int, ...]:
         """Virtual ranks that a worker runs; none for one that has not joined yet."""
@@ -239,6 +241,7 @@ class LocalRun:
     def _count(self, steps: list[int]) -> None:
         for step in steps:
             self._master.progressed(step, time.time())
+            self._planning.finished(step, self._master, time.time())
 
     def _act(self) -> None:
         """Do what the master says."""
@@ -247,8 +250,7 @@ class LocalRun:
         while actions := self._master.actions():
             for action in actions:
                 if isinstance(action, Start):
-                    config = self._configs.of(action.worker, self._master.placement, is_joiner=True)
-                    self._fleet.start([config])
+                    self._start([action.worker], is_joiner=True)
                 elif isinstance(action, Send):
                     self._fleet.find(action.worker).send(action.order)
                 elif isinstance(action, Kill):
@@ -259,6 +261,12 @@ class LocalRun:
                     self._listener.notice(action.sentence)
                 else:
                     self._begin(action, now)
+
+    def _start(self, workers: list[int], *, is_joiner: bool = False) -> None:
+        alive = {worker.rank for worker in self._fleet.open_workers} | set(workers)
+        speeds = {worker: self._planning.start(worker, alive) for worker in workers}
+        placement = self._master.placement
+        self._fleet.start(self._configs.of(w, placement, speeds[w], is_joiner=is_joiner) for w in workers)
 
     def _can_save(self) -> bool:
         return self._master.roster.is_ready and self._reports.last_finished is not None

@@ -1,4 +1,4 @@
-"""The folder of a run: ``events.jsonl``, ``logs/``, ``result.json``. Written by the launcher (logs: by workers)."""
+"""The folder of a run: events, logs, result, profile. Written by the launcher (logs: by workers)."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from easyscale.core import events
 from easyscale.core.errors import RefusedError
 
 RESULT_NAME = "result.json"
+PROFILE_NAME = "profile.json"
 _LOCK_TRIES = 100
 
 
@@ -49,9 +50,17 @@ class RunFolder:
 
     def write_result(self, result: dict[str, Any]) -> None:
         """Write ``result.json``; it appears whole or not at all."""
-        path = self.path / RESULT_NAME
+        self._write(RESULT_NAME, result)
+
+    def write_profile(self, profile: dict[str, Any]) -> None:
+        """Write ``profile.json`` in the place of the one before. A full disk is not the training's concern."""
+        with suppress(OSError):
+            self._write(PROFILE_NAME, profile)
+
+    def _write(self, name: str, body: dict[str, Any]) -> None:
+        path = self.path / name
         partial = path.with_name(path.name + ".partial")
-        partial.write_text(json.dumps(result, indent=2) + "\n")
+        partial.write_text(json.dumps(body, indent=2) + "\n")
         partial.replace(path)
 
 

@@ -12,6 +12,7 @@ from easyscale.core.events import (
     EndEvent,
     FailureEvent,
     LossEvent,
+    PlanEvent,
     RescaleEvent,
     ResumeEvent,
     StartEvent,
@@ -32,6 +33,7 @@ class History:
         checkpoint: the newest one that was written, or that the run began from.
         resumed_at: the global step that it began with.
         lost: workers lost so far.
+        plan: the planner's newest decision.
     """
 
     def __init__(self) -> None:
@@ -41,6 +43,7 @@ class History:
         self.checkpoint: str | None = None
         self.resumed_at = 0
         self.lost = 0
+        self.plan: PlanEvent | None = None
         self._budget = FailureBudget(allowed=0)
         self._steps: deque[bytes] = deque(maxlen=_NEWEST_STEPS)
 
@@ -63,6 +66,8 @@ class History:
             self.checkpoint = event.path or self.checkpoint
         elif isinstance(event, ResumeEvent):
             self.checkpoint, self.resumed_at = event.path, event.global_step
+        elif isinstance(event, PlanEvent):
+            self.plan = event
         elif not isinstance(event, StepEvent):
             self.changes.append(event)
             if isinstance(event, LossEvent):

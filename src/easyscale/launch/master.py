@@ -7,6 +7,7 @@ then the one before is what a loss falls back to.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from easyscale.core.errors import RefusedError
@@ -164,8 +165,10 @@ class Master:
 
     # -- what is wanted ----------------------------------------------------------------------------------------
 
-    def scale(self, wanted: Placement | int, now: float) -> Placement:
-        """Change to a placement, or to a number of workers; what it will be.
+    def scale(
+        self, wanted: Placement | int, now: float, workers: Sequence[int] = (), reason: str = "scale"
+    ) -> Placement:
+        """Change to a placement (on ``workers`` by rank, if that matters), or to a number of workers; what it will be.
 
         Raises:
             RefusedError: it is out of the job's range, or the job cannot change now.
@@ -174,7 +177,7 @@ class Master:
         self._rules.check(target, self.placement.num_ests)
         if self._is_ending:
             raise RefusedError("the job is at its end: there is nothing left to rescale")
-        self._wishes.ask(target)
+        self._wishes.ask(target, workers, reason)
         self._failed_joiners = 0
         self._decide(now)
         return target
@@ -222,7 +225,7 @@ class Master:
             return
         placement, at_step = goal.placement, goal.at_step
         self._decided_at = self._decided_at or now
-        staying = [one.number for one in present if not one.is_leaving][: placement.num_workers]
+        staying = self._wishes.in_order([one.number for one in present if not one.is_leaving])[: placement.num_workers]
         missing = placement.num_workers - len(staying)
         joiners = self.roster.joiners()
         for _ in range(missing - len(joiners)):

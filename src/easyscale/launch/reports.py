@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from easyscale.core.events import CheckpointEvent, LossEvent, RescaleEvent, ResumeEvent
+from easyscale.core.events import CheckpointEvent, LossEvent, PlanEvent, RescaleEvent, ResumeEvent
 from easyscale.core.messages import Logged, Moved, Resumed, Saved, StepReport
 from easyscale.launch.actions import Begun
 from easyscale.launch.folder import EventLog
@@ -37,6 +37,13 @@ class Reports:
     def last_finished(self) -> int | None:
         """The last of them."""
         return self._steps.last_finished
+
+    @property
+    def progress(self) -> str:
+        """The same in words."""
+        if self.last_finished is None:
+            return "before all workers had reported a global step"
+        return f"the last global step that all workers had reported is {self.last_finished}"
 
     def log(self, message: Logged) -> None:
         """A worker's scalars of a step that it may not live to report."""
@@ -72,6 +79,11 @@ class Reports:
         )
         self._event_log.write(event)
         self._listener.checkpoint(event)
+
+    def planned(self, event: PlanEvent) -> None:
+        """The planner has decided something."""
+        self._event_log.write(event)
+        self._listener.planned(event)
 
     def begin(self, begun: Begun, now: float) -> None:
         """A generation begins; its joiners report from its first step on."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from easyscale.core.events import CheckpointEvent, RescaleEvent, ResumeEvent, StepEvent
+from easyscale.core.events import CheckpointEvent, PlanEvent, RescaleEvent, ResumeEvent, StepEvent
 from easyscale.core.job import CheckpointSpec, ScriptSpec, WatchSpec
 from easyscale.core.placement import Placement
 from easyscale.launch.elasticity import Elasticity
@@ -46,6 +46,9 @@ class Listener(Protocol):
 
     def rescale(self, event: RescaleEvent) -> None:
         """The job has changed its workers."""
+
+    def planned(self, event: PlanEvent) -> None:
+        """The planner has decided to move ESTs, or to leave them."""
 
     def checkpoint(self, event: CheckpointEvent | ResumeEvent) -> None:
         """A checkpoint was written, or was not, or the run goes on from one."""

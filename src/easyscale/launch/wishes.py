@@ -31,6 +31,7 @@ class Wishes:
         self.target = placement
         self._rules = rules
         self._schedule = deque(rules.schedule)
+        self._workers: tuple[int, ...] = ()
         self._reason = "replacement"
 
     @property
@@ -38,9 +39,13 @@ class Wishes:
         """Whether a change at a global step is to come."""
         return bool(self._schedule)
 
-    def ask(self, target: Placement) -> None:
-        """Somebody wants the job there, now."""
-        self.target, self._reason = target, "scale"
+    def ask(self, target: Placement, workers: Sequence[int] = (), reason: str = "scale") -> None:
+        """Somebody wants the job there, now; on these ``workers`` by rank, as far as they are there then."""
+        self.target, self._workers, self._reason = target, tuple(workers), reason
+
+    def in_order(self, workers: Sequence[int]) -> list[int]:
+        """Workers that stay, by rank: those that were asked for come first."""
+        return [w for w in self._workers if w in workers] + [w for w in workers if w not in self._workers]
 
     def place(self, wanted: Placement | int) -> Placement:
         """A placement, also where only a number of workers was given."""
@@ -54,14 +59,14 @@ class Wishes:
     def drop(self, placement: Placement) -> None:
         """Nothing is wanted any more: stay at ``placement``."""
         self._schedule.clear()
-        self.target = placement
+        self.target, self._workers = placement, ()
 
     def begin(self, placement: Placement, at_step: int | None) -> None:
         """The job is at ``placement`` now."""
         if self._schedule and at_step == self._schedule[0][0]:
             self.target = self.place(self._schedule.popleft()[1])
         if placement == self.target:
-            self._reason = "replacement"
+            self._reason, self._workers = "replacement", ()
 
     def goal(self, placement: Placement, present: Sequence[Worker]) -> Goal | None:
         """What comes next for a job at ``placement`` whose members ``present`` are there."""
@@ -70,7 +75,7 @@ class Wishes:
             if not staying and not self._rules.replaces:
                 return None
             return Goal(Placement.even(placement.num_ests, max(1, len(staying))), None, "preemption")
-        if placement != self.target and (self._rules.replaces or self._reason == "scale"):
+        if placement != self.target and (self._rules.replaces or self._reason != "replacement"):
             return Goal(self.target, None, self._reason)
         if self._schedule:
             step, wanted = self._schedule[0]

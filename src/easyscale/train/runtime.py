@@ -39,6 +39,12 @@ class Observer(Protocol):
     def turn(self, virtual_rank: int | None) -> None:
         """An EST's turn begins, or (None) ends."""
 
+    def begin_work(self) -> None:
+        """What follows is an EST's work: its turn, and loading its mini-batch."""
+
+    def end_work(self) -> None:
+        """The work of the EST whose turn it is is done: what follows in its turn may be waiting for other workers."""
+
     def passed(self, global_step: int, scalars: Mapping[int, Mapping[str, float]]) -> None:
         """A pass over a step is about to count: what was filed in the step so far, if the worker may be lost."""
 
@@ -50,6 +56,12 @@ class NullObserver:
     """Nobody watches: plain ``python`` and torchrun."""
 
     def turn(self, virtual_rank: int | None) -> None:
+        return
+
+    def begin_work(self) -> None:
+        return
+
+    def end_work(self) -> None:
         return
 
     def passed(self, global_step: int, scalars: Mapping[int, Mapping[str, float]]) -> None:

@@ -110,6 +110,7 @@ class Turns:
         self.is_drop_in = is_drop_in
         self._is_first_pass, self._is_new = self._is_new, False
         self._seen = self._look_at_params()
+        self.observer.begin_work()
         for buffers in self._buffers:
             buffers.begin_pass()
         self.rng.begin_pass()
@@ -160,6 +161,8 @@ class Turns:
             if self.is_drop_in:
                 self._check_params()
             self.sync.end_turn()
+            self.observer.end_work()
+            self.observer.begin_work()
         self.rank = None
         self.observer.turn(None)
 
@@ -182,6 +185,7 @@ class Turns:
         self.rng.leave(self.rank)
         if self.is_last:
             self._check_params()
+            self.observer.end_work()
             self._complete()
             self.rng.end_pass(*self._position)
         elif self.is_drop_in:

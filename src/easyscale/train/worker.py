@@ -30,6 +30,7 @@ from easyscale.train.process import failure, faults, script
 from easyscale.train.process.channel import Channel, Termination
 from easyscale.train.process.observer import DumpTaken, LauncherObserver
 from easyscale.train.process.output import OutputRouter
+from easyscale.train.process.pace import Pace
 
 _LAUNCHER_END_S = 1.0
 """Between the end of a dying launcher's connection and its own."""
@@ -61,7 +62,8 @@ def main(config_json: str, connection: Connection) -> None:
     output = OutputRouter(config.worker_rank, Path(config.log_dir), is_main, channel.send)
     output.install()
     faulthandler.enable(file=2)
-    observer = LauncherObserver(config.worker_rank, is_main, config.watch, channel, output)
+    pace = Pace([(int(step), speed) for step, speed in config.speeds])
+    observer = LauncherObserver(config.worker_rank, is_main, config.watch, channel, output, pace)
 
     def tell(message: Message) -> None:
         if isinstance(message, Ready):  # from here on the job can go on without this worker

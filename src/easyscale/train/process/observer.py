@@ -16,6 +16,7 @@ from easyscale.core.messages import Logged, Opened, StepReport
 from easyscale.train.process.channel import Channel
 from easyscale.train.process.dump import write_state
 from easyscale.train.process.output import OutputRouter
+from easyscale.train.process.pace import Pace
 from easyscale.train.runtime import StepRecord
 
 if TYPE_CHECKING:
@@ -30,8 +31,9 @@ class LauncherObserver:
     """A ``runtime.Observer`` that reports to the launcher."""
 
     def __init__(
-        self, worker_rank: int, is_main: bool, watch: WatchSpec, channel: Channel, output: OutputRouter
+        self, worker_rank: int, is_main: bool, watch: WatchSpec, channel: Channel, output: OutputRouter, pace: Pace
     ) -> None:
+        self._pace = pace
         self._worker_rank = worker_rank
         self._is_main = is_main
         self._watch = watch
@@ -76,6 +78,13 @@ class LauncherObserver:
         """The worker runs these virtual ranks from now on."""
         self._is_main = self._output.is_main = 0 in ranks
 
+    def begin_work(self) -> None:
+        self._pace.begin()
+
+    def end_work(self) -> None:
+        if self._turn is not None:
+            self._pace.end(self._turn, self.steps if self.session is None else self.session.running_step)
+
     def passed(self, global_step: int, scalars: Mapping[int, Mapping[str, float]]) -> None:
         """Sent at once: after this the other workers may finish the step without this one."""
         self._passed = _by_name(scalars)
@@ -90,6 +99,7 @@ class LauncherObserver:
         self._passed = None
         is_watched = self._watch.digests and (self._is_main or self._watch.by_all)
         tensors = record.fingerprint() if is_watched else None
+        turns, cycle_s = self._pace.end_step()
         # where the worker may be lost, what was not said before the pass counted is said at once
         hand_over = self._channel.report if passed is None or passed == scalars else self._channel.send
         hand_over(
@@ -102,6 +112,8 @@ class LauncherObserver:
                 scalars=scalars,
                 digest=None if tensors is None else combine(tensors),
                 tensors=tensors,
+                turns={str(rank): round(seconds, 6) for rank, seconds in turns.items()},
+                cycle_s=round(cycle_s, 6),
             )
         )
         if record.global_step == self._watch.dump_step:
