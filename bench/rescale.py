@@ -96,22 +96,30 @@ def _ms(seconds: Sequence[float]) -> float:
     return round(1e3 * statistics.median(seconds), 1)
 
 
-def copy(num_bytes: int, pairs: int, rounds: int) -> dict[str, float]:
-    """What it costs to send bytes from one process to another, as many pairs at once as a change has."""
+def copy(num_bytes: int, pairs: int, rounds: int, *, is_new: bool) -> dict[str, Any]:
+    """What it costs to send bytes from one process to another, as many pairs at once as a change has.
+
+    Args:
+        is_new: half of them are received into memory that was never used, as a joiner's optimizer state is.
+    """
     method = multiprocessing.get_context("spawn")
     results = method.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (2 * pairs, folder, num_bytes, rounds, results)
+        arguments = (2 * pairs, folder, num_bytes, rounds, results, is_new)
         processes = [method.Process(target=_copier, args=(rank, *arguments)) for rank in range(2 * pairs)]
         for process in processes:
             process.start()
         times = [results.get() for _ in range(pairs)]
         for process in processes:
             process.join()
-    return {"pairs": pairs, **_both("copy", [max(one) for one in zip(*times, strict=True)])}
+    return {
+        "pairs": pairs,
+        "half_in_new_memory": is_new,
+        **_both("copy", [max(one) for one in zip(*times, strict=True)]),
+    }
 
 
-def _copier(rank: int, size: int, folder: str, num_bytes: int, rounds: int, results: Any) -> None:
+def _copier(rank: int, size: int, folder: str, num_bytes: int, rounds: int, results: Any, is_new: bool) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", size), rank=rank, world_size=size)
     memory = torch.zeros(num_bytes, dtype=torch.uint8)
@@ -119,7 +127,10 @@ def _copier(rank: int, size: int, folder: str, num_bytes: int, rounds: int, resu
     for _ in range(rounds):
         dist.barrier()
         start = time.perf_counter()
-        for chunk in memory.split(CHUNK):
+        chunks = list(memory.split(CHUNK))
+        if is_new and rank % 2:
+            chunks[::2] = torch.empty(num_bytes, dtype=torch.uint8).split(CHUNK)[::2]
+        for chunk in chunks:
             if rank % 2:
                 dist.recv(chunk, rank - 1)
             else:
@@ -151,7 +162,7 @@ def main() -> None:
     for size in options.sizes:
         results = measure(size, options.rounds, options.cycles, has_torchrun=not options.without_torchrun)
         num_bytes = state_bytes(size)
-        copies = [copy(num_bytes, pairs, 5) for pairs in (1, 2)]
+        copies = [copy(num_bytes, pairs, 5, is_new=is_new) for pairs in (1, 2) for is_new in (False, True)]
         load = [round(number, 1) for number in os.getloadavg()]
         report("rescale", size=size, state_mb=round(num_bytes / 1e6, 1), load=load, copies=copies, **results)
 

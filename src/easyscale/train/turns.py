@@ -15,7 +15,7 @@ from easyscale.core.errors import UsageError
 from easyscale.core.placement import Placement
 from easyscale.train.context.buffers import ModuleBuffers
 from easyscale.train.context.rng import RngPolicy
-from easyscale.train.digest import fingerprint_of
+from easyscale.train.digest import quick_sum
 from easyscale.train.elastic.member import Member
 from easyscale.train.elastic.standing import RepeatError
 from easyscale.train.process.faults import reach
@@ -260,14 +260,13 @@ class Turns:
                 )
 
     def _look_at_params(self) -> list[tuple[int, str]]:
-        """Version of every parameter, and in the first pass its hash.
+        """Version of every parameter, and in the first pass a sum of its bytes.
 
         Writing through ``.data`` does not count in versions, and initialising by the first mini-batch is what does it.
         """
         if not self._is_first_pass:
             return [(param._version, "") for _, param in self._params]
-        hashes = fingerprint_of({str(number): param for number, (_, param) in enumerate(self._params)})
-        return [(param._version, found) for (_, param), found in zip(self._params, hashes.values(), strict=True)]
+        return [(param._version, quick_sum(param)) for _, param in self._params]
 
     def skip(self, virtual_rank: int, fetch: Callable[[], Any], *, draws_from_est: bool) -> None:
         """Pass over a mini-batch that the script did not ask for."""

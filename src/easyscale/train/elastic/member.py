@@ -45,6 +45,7 @@ class Member:
         saver: writes checkpoints; None where there are none.
         is_behind: whether this worker's script has not come yet to where the job is.
         capture: gives the job's state at a border.
+        places: gives memory that a joiner may receive the job's state into.
         check: refuses a planned change that something in the job cannot follow.
         on_place: to be told the virtual ranks of this worker when they change.
     """
@@ -66,6 +67,7 @@ class Member:
         self.received = received
         self.saver = enrolment.saver
         self.capture: Callable[[], JobState] = _no_state
+        self.places: Callable[[], dict[str, torch.Tensor]] = dict
         self.check: Callable[[], None] = lambda: None
         self._mailbox.on_form = self._interrupt
 
@@ -240,7 +242,7 @@ class Member:
         if form.source is not None:
             beside = self._links.open(form, rank, size + 1, "-state")
             assert beside is not None
-            self.received = transfer.receive(beside, size)
+            self.received = transfer.receive(beside, size, self.places())
         channel = self._links.open(form, rank, size)
         standings = exchange(channel, standing)
         times["met"] = time.time()
@@ -266,7 +268,7 @@ class Member:
             return
         sources = {place: others[number % len(others)] for number, place in enumerate(joiners)}
         if rank in sources:
-            self.received = transfer.receive(channel, sources[rank])
+            self.received = transfer.receive(channel, sources[rank], self.places())
             return
         own = [place for place, source in sources.items() if source == rank]
         if own:

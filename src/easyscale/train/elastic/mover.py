@@ -51,6 +51,7 @@ class Mover:
         self._prepared = prepared
         self._on_place = on_place
         self.saver = member.saver
+        member.places = keeper.places
         self.generation = -1 if member.is_behind else member.seat.generation
 
     @property

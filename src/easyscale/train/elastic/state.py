@@ -78,6 +78,13 @@ class StateKeeper:
         }
         return JobState(JobFacts.of(self._spec, device_kind(self._device), layouts), global_step, tensors, meta)
 
+    def places(self) -> dict[str, Tensor]:
+        """Memory of this process that a joiner's state may be received into: it is not used before."""
+        places: dict[str, Tensor] = {}
+        for index, module in enumerate(self._prepared.modules):
+            places.update(_values_of(index, module))
+        return places
+
     def position(self, state: JobState) -> tuple[ScriptPosition, Journal]:
         """Where the job of ``state`` is."""
         return ScriptPosition(**state.meta["position"]), Journal(**state.meta["journal"])
@@ -154,9 +161,14 @@ class StateKeeper:
         optimizer._opt_called = True  # type: ignore[attr-defined]  # LR schedulers warn of a first step without it
 
 
-def _tensors_of(index: int, module: nn.Module) -> dict[str, Tensor]:
+def _values_of(index: int, module: nn.Module) -> dict[str, Tensor]:
     tensors = {f"module{index}.{name}": param.detach() for name, param in module.named_parameters()}
     tensors.update({f"module{index}.{name}": buffer.detach() for name, buffer in module.named_buffers()})
+    return tensors
+
+
+def _tensors_of(index: int, module: nn.Module) -> dict[str, Tensor]:
+    tensors = _values_of(index, module)
     grads = {f"grad{index}.{name}": param.grad for name, param in module.named_parameters()}
     tensors.update({name: grad.detach() for name, grad in grads.items() if grad is not None})
     return tensors
@@ -179,7 +191,7 @@ def _buffers(module: nn.Module) -> list[tuple[str, str, Tensor | None]]:
 @torch.no_grad()
 def _put(index: int, module: nn.Module, about: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
     for name, param in module.named_parameters():
-        param.copy_(tensors[f"module{index}.{name}"])
+        _fill(param, tensors[f"module{index}.{name}"])
         param.requires_grad_(name in about["trained"])
         grad = tensors.get(f"grad{index}.{name}")
         param.grad = None if grad is None else torch.empty_like(param).copy_(grad)
@@ -194,13 +206,18 @@ def _put(index: int, module: nn.Module, about: dict[str, Any], tensors: Mapping[
         if value is None or (live is not None and id(live) in done):
             continue  # the same tensor under another name
         if live is not None and live.shape == value.shape and live.dtype == value.dtype:
-            live.copy_(value)
+            _fill(live, value)
             done.add(id(live))
         else:
             parts[prefix]._buffers[name] = value.clone()
     for place in about["empty"]:
         prefix, _, name = place.rpartition(":")
         parts[prefix]._buffers[name] = None
+
+
+def _fill(live: Tensor, value: Tensor) -> None:
+    if live.data_ptr() != value.data_ptr():  # else it was received there
+        live.copy_(value)
 
 
 def _state_of(item: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -28,9 +29,18 @@ def table_of(tensors: Mapping[str, Tensor]) -> list[list[Any]]:
     return [[name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for name, tensor in tensors.items()]
 
 
-def empty_tensors(table: list[list[Any]], device: torch.device | None = None) -> dict[str, Tensor]:
-    """Tensors such as ``table_of`` describes, to be filled."""
-    return {name: torch.empty(shape, dtype=getattr(torch, dtype), device=device) for name, dtype, shape in table}
+def empty_tensors(
+    table: list[list[Any]], device: torch.device | None = None, places: Mapping[str, Tensor] = MappingProxyType({})
+) -> dict[str, Tensor]:
+    """Tensors such as ``table_of`` describes, to be filled: those of ``places`` that are like that, else new ones."""
+    tensors = {}
+    for name, dtype_name, shape in table:
+        dtype, place = getattr(torch, dtype_name), places.get(name)
+        if place is not None and place.dtype == dtype and list(place.shape) == shape and place.is_contiguous():
+            tensors[name] = place
+        else:
+            tensors[name] = torch.empty(shape, dtype=dtype, device=device)
+    return tensors
 
 
 def send(channel: Channel, state: JobState, ranks: Sequence[int]) -> None:
@@ -55,15 +65,19 @@ def send(channel: Channel, state: JobState, ranks: Sequence[int]) -> None:
     channel.call(job)
 
 
-def receive(channel: Channel, source: int) -> JobState:
-    """What worker ``source`` sends."""
+def receive(channel: Channel, source: int, places: Mapping[str, Tensor] = MappingProxyType({})) -> JobState:
+    """What worker ``source`` sends.
+
+    Args:
+        places: memory of this process to put tensors into, by their names: new memory costs more than receiving.
+    """
 
     def job() -> tuple[Any, dict[str, Tensor]]:
         length = channel.receive(torch.zeros(1, dtype=torch.int64, device=channel.device), source)
         data = channel.receive(torch.empty(int(length), dtype=torch.uint8, device=channel.device), source)
         head = json.loads(data.cpu().numpy().tobytes())
         reach("rescale.in_state")
-        tensors = empty_tensors(head["tensors"], channel.device)
+        tensors = empty_tensors(head["tensors"], channel.device, places)
         for names in _messages(tensors):
             _unpack(channel, [tensors[name] for name in names], source)
         return head, tensors
