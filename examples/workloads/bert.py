@@ -1,0 +1,26 @@
+"""BERT finds a quotation's place in a passage of Shakespeare."""
+
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader
+
+import data
+import easyscale
+import text
+
+args = data.arguments(__doc__, batch_size=4)
+session = easyscale.session(seed=0)
+model = text.BertSpans(args.size).to(session.device)
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+loader = DataLoader(data.quotations(args), batch_size=args.batch_size, shuffle=True)
+model, optimizer, loader = session.prepare(model, optimizer, loader)
+
+for _ in session.epochs(args.epochs):
+    for step in session.steps(loader):
+        for batch in step:
+            ids, answer = (tensor.to(session.device) for tensor in batch)
+            loss = F.cross_entropy(model(ids).flatten(0, 1), answer.flatten())
+            loss.backward()
+            data.note_loss(args.losses, session.virtual_rank, session.num_ests, loss)
+        optimizer.step()
+        optimizer.zero_grad()
