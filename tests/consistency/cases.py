@@ -44,14 +44,11 @@ Options = Mapping[str, Any]
 
 
 @dataclass
-class Watcher:
+class Watcher(runtime.NullObserver):
     """Notes every tensor's hash after every global step, and what was logged in it."""
 
     steps: list[dict[str, str]] = field(default_factory=list)
     scalars: list[dict[int, dict[str, float]]] = field(default_factory=list)
-
-    def turn(self, virtual_rank: int | None) -> None:
-        return
 
     def step(self, record: runtime.StepRecord) -> None:
         assert record.global_step == len(self.steps)

@@ -189,6 +189,8 @@ class Turns:
             self._complete()
             self.rng.end_pass(*self._position)
         elif self.is_drop_in:
+            # what follows counts in no turn, since in the last one it is the step's
+            self.observer.end_work()
             self.rng.end_pass(*self._position)
 
     def _complete(self) -> None:
