@@ -165,8 +165,12 @@ class Feed:
             running = self._mover.contexts.running
             running[:] = [one for one in running if one[1] is not stream]
 
-    def settle(self, number: int) -> None:
-        """If this worker's ESTs are others now: give their mini-batches, from ``number`` on."""
+    def settle(self, number: int, within: range | None = None) -> None:
+        """If this worker's ESTs are others now: give their mini-batches, from ``number`` on.
+
+        Args:
+            within: those of the step that runs; None between steps.
+        """
         mover = self._mover
         if mover is None:
             return
@@ -177,6 +181,8 @@ class Feed:
             self.stream = self._source.move(old, self._turns.ranks, number, mover.contexts)
             self._forget(old)
             self._note(self.stream)
+            if within is not None:
+                self.stream.go_on_within(within)
 
     def meet(self, number: int) -> None:
         """The loop has come to its end, after ``number`` mini-batches, on all workers."""

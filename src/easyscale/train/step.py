@@ -40,7 +40,7 @@ class Feed(Protocol):
 
     stream: Stream
 
-    def settle(self, number: int) -> None: ...
+    def settle(self, number: int, within: range | None = None) -> None: ...
 
 
 class Counter:
@@ -54,6 +54,9 @@ class Counter:
 
     def upcoming(self, first: int, most: int) -> range:
         return range(first, min(first + most, self.length))
+
+    def go_on_within(self, numbers: range) -> None:
+        return
 
     def fetch(self, virtual_rank: int, number: int) -> int:
         self.progress.note(0, number)
@@ -144,7 +147,10 @@ class Step:
         index, self._passes = self._passes, self._passes + 1
         while True:
             # when another worker was lost, this one has other ESTs: in the next pass, or in this one, done again
-            self._feed.settle(self._batches.start if index == 0 else self._batches.stop)
+            if index == 0:
+                self._feed.settle(self._batches.start, self._batches)
+            else:
+                self._feed.settle(self._batches.stop)
             yield from self._take_turns(index)
             if not self._turns.must_repeat:
                 break

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from easyscale.core.errors import DataError, RefusedError, UsageError
 from easyscale.train.context.generators import generators
 from easyscale.train.context.rng import RngPolicy, capture, restore
+from easyscale.train.data.ahead import Agree, Ahead
 from easyscale.train.data.pool import Init
 from easyscale.train.data.position import Progress
 from easyscale.train.data.pulling import Pull, Pulled
@@ -21,45 +22,6 @@ from easyscale.train.data.streams import Course
 
 if TYPE_CHECKING:
     from easyscale.train.data.loader import ElasticLoader
-
-Agree = Callable[[int], int]
-"""The least of what all workers say."""
-
-
-class Ahead:
-    """Mini-batches of the step that comes: whether all ESTs have theirs is known only when they are there.
-
-    Args:
-        read: the next mini-batch of a virtual rank; None at the end of its stream.
-        agree: the least of what all workers say.
-    """
-
-    def __init__(self, ranks: tuple[int, ...], read: Callable[[int, int], Pulled], agree: Agree) -> None:
-        self._ranks = ranks
-        self._read = read
-        self._agree = agree
-        self._is_over = False
-        self._ready: dict[tuple[int, int], Pulled] = {}
-
-    def load(self, first: int, most: int) -> range:
-        """Numbers of the mini-batches that every EST of the job has, ``most`` at most."""
-        self._ready.clear()
-        if self._is_over:
-            return range(first, first)
-        count = 0
-        for number in range(first, first + most):
-            pulled = {rank: self._read(rank, number) for rank in self._ranks}
-            if any(one.is_over for one in pulled.values()):
-                break
-            self._ready.update({(rank, number): one for rank, one in pulled.items()})
-            count += 1
-        count = self._agree(count)
-        self._is_over = count < most
-        return range(first, first + count)
-
-    def get(self, virtual_rank: int, number: int) -> Pulled:
-        """One of them."""
-        return self._ready[virtual_rank, number]
 
 
 class IterableStream:
@@ -73,7 +35,8 @@ class IterableStream:
         self._loader = loader
         self._course = course
         self._use = use
-        self._states: dict[int, Any] = dict((saved or {}).get("ranks", {}))
+        kept_by_rank: dict[int, Any] = (saved or {}).get("ranks", {})
+        self._states = {rank: state for rank, state in kept_by_rank.items() if rank in course.ranks}
         self._states_read = dict(self._states)  # of what the pool has given, which may be ahead of what was handed out
         self._num_read = 0
         self.progress = Progress(course.ranks, course.start)
@@ -146,6 +109,9 @@ class IterableStream:
     def upcoming(self, first: int, most: int) -> range:
         return self._ahead.load(first, most)
 
+    def go_on_within(self, numbers: range) -> None:
+        self._ahead.load_again(numbers, self._course.per_turn)
+
     def fetch(self, virtual_rank: int, number: int) -> Any:
         pulled = self._ahead.get(virtual_rank, number)
         self._states[virtual_rank] = pulled.state
@@ -211,6 +177,7 @@ class RankIterables:
         self._shares: dict[int, Share] = {}
         self._batches: dict[int, Iterator[Any]] = {}
         self._ahead = Ahead(course.ranks, self._read, agree)
+        self._per_turn = course.per_turn
         self._before: tuple[int, dict[int, Any]] = (-1, {})
         base, num_ests = loader.base, loader.order.num_ests
         for rank in course.ranks:
@@ -259,6 +226,10 @@ class RankIterables:
     def upcoming(self, first: int, most: int) -> range:
         self._before = (first, {rank: self._rng.state_of(rank) for rank in self._shares})
         return self._ahead.load(first, most)
+
+    def go_on_within(self, numbers: range) -> None:
+        self._before = (numbers.start, {rank: self._rng.state_of(rank) for rank in self._shares})
+        self._ahead.load_again(numbers, self._per_turn)
 
     def fetch(self, virtual_rank: int, number: int) -> Any:
         pulled = self._ahead.get(virtual_rank, number)

@@ -12,8 +12,9 @@ from torch.utils.data import DataLoader
 from easyscale.core.errors import RefusedError, UsageError
 from easyscale.core.job import JobSpec
 from easyscale.train.context.rng import RngPolicy, capture, restore
+from easyscale.train.data.ahead import Agree
 from easyscale.train.data.epochs import EpochHost, Epochs
-from easyscale.train.data.iterable import Agree, IterableStream, RankIterables, evaluation_pulls
+from easyscale.train.data.iterable import IterableStream, RankIterables, evaluation_pulls
 from easyscale.train.data.plan import EpochPlan, LoaderOrder
 from easyscale.train.data.position import Position, load_sampler_state, sampler_state
 from easyscale.train.data.rank_streams import RankStreams

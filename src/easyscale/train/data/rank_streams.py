@@ -73,6 +73,9 @@ class RankStreams:
         self._kept.clear()
         return range(first, min(first + most, len(self.plan)))
 
+    def go_on_within(self, numbers: range) -> None:
+        return
+
     def fetch(self, virtual_rank: int, number: int) -> Any:
         self._kept[virtual_rank, number] = self._ranks[virtual_rank].take()
         self.progress.note(virtual_rank, number)

@@ -60,6 +60,9 @@ class Stream(Protocol):
         Asked once before each step; the same on every worker.
         """
 
+    def go_on_within(self, numbers: range) -> None:
+        """This stream begins in the middle of a step, to whose mini-batches another one had come (``upcoming``)."""
+
     def fetch(self, virtual_rank: int, number: int) -> Any:
         """Mini-batch ``number`` of ``virtual_rank``; asked for in the order of turns."""
 
@@ -117,6 +120,9 @@ class SharedStream:
         if first >= len(self.plan):
             self._pool.ahead = self._pool.followers.pop(self._course, None)
         return range(first, min(first + most, len(self.plan)))
+
+    def go_on_within(self, numbers: range) -> None:
+        return
 
     def fetch(self, virtual_rank: int, number: int) -> Any:
         batch = self._pool.take()
