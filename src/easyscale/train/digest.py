@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from easyscale.train.checkpoint.sums import PIECE_BYTES, piece_sum
+from easyscale.train.checkpoint.sums import piece_sum, pieces
 
 
 def state_of(modules: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
@@ -50,10 +50,7 @@ def fingerprint_of(state: dict[str, Any]) -> dict[str, str]:
 
 def quick_sum(tensor: Tensor) -> str:
     """A sum of a tensor's bytes, as fast as memory: whether it is what it was."""
-    if not tensor.numel():
-        return ""
-    data = _bytes_of(tensor)
-    return "".join(piece_sum(data[start : start + PIECE_BYTES]) for start in range(0, len(data), PIECE_BYTES))
+    return "".join(map(piece_sum, pieces(_bytes_of(tensor)))) if tensor.numel() else ""
 
 
 def _hash(value: Any) -> str:

@@ -64,7 +64,7 @@ def flat(host: FlatHost, source: Source) -> Iterator[Any]:
             loop.started = host.begin_step()
             yield from loop.take_turns(numbers)
             while host.turns.must_repeat:  # a worker was lost: the step's mini-batches once more
-                feed.settle(numbers.start, numbers)
+                feed.settle_within(numbers)
                 yield from loop.take_turns(numbers)
             feed.settle(numbers.stop)
             first = numbers.stop

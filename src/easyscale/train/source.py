@@ -165,24 +165,25 @@ class Feed:
             running = self._mover.contexts.running
             running[:] = [one for one in running if one[1] is not stream]
 
-    def settle(self, number: int, within: range | None = None) -> None:
-        """If this worker's ESTs are others now: give their mini-batches, from ``number`` on.
-
-        Args:
-            within: those of the step that runs; None between steps.
-        """
+    def settle(self, number: int) -> bool:
+        """If this worker's ESTs are others now: give their mini-batches, from ``number`` on. Whether they are."""
         mover = self._mover
         if mover is None:
-            return
+            return False
         mover.settle()
-        if self._generation != mover.generation:
-            self._generation = mover.generation
-            old = self.stream
-            self.stream = self._source.move(old, self._turns.ranks, number, mover.contexts)
-            self._forget(old)
-            self._note(self.stream)
-            if within is not None:
-                self.stream.go_on_within(within)
+        if self._generation == mover.generation:
+            return False
+        self._generation = mover.generation
+        old = self.stream
+        self.stream = self._source.move(old, self._turns.ranks, number, mover.contexts)
+        self._forget(old)
+        self._note(self.stream)
+        return True
+
+    def settle_within(self, numbers: range) -> None:
+        """The same inside a step, to whose mini-batches ``upcoming`` had come."""
+        if self.settle(numbers.start):
+            self.stream.go_on_within(numbers)
 
     def meet(self, number: int) -> None:
         """The loop has come to its end, after ``number`` mini-batches, on all workers."""

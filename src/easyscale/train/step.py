@@ -40,7 +40,9 @@ class Feed(Protocol):
 
     stream: Stream
 
-    def settle(self, number: int, within: range | None = None) -> None: ...
+    def settle(self, number: int) -> bool: ...
+
+    def settle_within(self, numbers: range) -> None: ...
 
 
 class Counter:
@@ -148,7 +150,7 @@ class Step:
         while True:
             # when another worker was lost, this one has other ESTs: in the next pass, or in this one, done again
             if index == 0:
-                self._feed.settle(self._batches.start, self._batches)
+                self._feed.settle_within(self._batches)
             else:
                 self._feed.settle(self._batches.stop)
             yield from self._take_turns(index)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -24,9 +25,13 @@ _MOST_THREADS = 8
 
 def sums_of(data: memoryview) -> list[str]:
     """A sum for each piece of ``PIECE_BYTES`` of ``data``."""
-    starts = range(0, len(data), PIECE_BYTES)
     with ThreadPoolExecutor(available_threads()) as pool:
-        return list(pool.map(lambda start: piece_sum(data[start : start + PIECE_BYTES]), starts))
+        return list(pool.map(piece_sum, pieces(data)))
+
+
+def pieces(data: memoryview) -> Iterator[memoryview]:
+    """``data`` in pieces of ``PIECE_BYTES``; the last one may be shorter."""
+    return (data[start : start + PIECE_BYTES] for start in range(0, len(data), PIECE_BYTES))
 
 
 def piece_sum(piece: memoryview) -> str:

@@ -35,8 +35,7 @@ class IterableStream:
         self._loader = loader
         self._course = course
         self._use = use
-        kept_by_rank: dict[int, Any] = (saved or {}).get("ranks", {})
-        self._states = {rank: state for rank, state in kept_by_rank.items() if rank in course.ranks}
+        self._states = _local(saved, course.ranks)
         self._states_read = dict(self._states)  # of what the pool has given, which may be ahead of what was handed out
         self._num_read = 0
         self.progress = Progress(course.ranks, course.start)
@@ -137,6 +136,11 @@ class IterableStream:
         self._loader.supply.give_back(self._use, self._pool)
 
 
+def _local(saved: dict[str, Any] | None, ranks: tuple[int, ...]) -> dict[int, Any]:
+    """What is kept for local ESTs: others' streams go on elsewhere."""
+    return {rank: state for rank, state in (saved or {}).get("ranks", {}).items() if rank in ranks}
+
+
 def kept(loader: ElasticLoader, states: dict[int, Any]) -> dict[str, Any]:
     """The states of local ESTs.
 
@@ -168,7 +172,7 @@ class RankIterables:
     ) -> None:
         self._loader = loader
         self._rng = rng
-        by_rank = {rank: state for rank, state in (saved or {}).get("ranks", {}).items() if rank in course.ranks}
+        by_rank = _local(saved, course.ranks)
         for rank, state in by_rank.items():
             rng.put(rank, state["est"])
         self._states: dict[int, Any] = by_rank if course.start else {}
@@ -224,12 +228,16 @@ class RankIterables:
         return pulled
 
     def upcoming(self, first: int, most: int) -> range:
-        self._before = (first, {rank: self._rng.state_of(rank) for rank in self._shares})
+        self._note_before(first)
         return self._ahead.load(first, most)
 
     def go_on_within(self, numbers: range) -> None:
-        self._before = (numbers.start, {rank: self._rng.state_of(rank) for rank in self._shares})
+        self._note_before(numbers.start)
         self._ahead.load_again(numbers, self._per_turn)
+
+    def _note_before(self, first: int) -> None:
+        """The ESTs' random streams before the step's mini-batches are read."""
+        self._before = (first, {rank: self._rng.state_of(rank) for rank in self._shares})
 
     def fetch(self, virtual_rank: int, number: int) -> Any:
         pulled = self._ahead.get(virtual_rank, number)
